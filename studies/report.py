@@ -11,7 +11,8 @@ from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import best_rate, chosen, losses_of, rates_of
 from studies.findings import Results, page
-from studies.protocol.hypotheses import RULE, Hypothesis, verdict_table
+from studies.protocol.hypotheses import Hypothesis
+from studies.protocol.verdict import BY_INTERVAL, verdict_table
 from studies.quality import config as study
 from studies.quality.report import plot_study, study_tables, summary, write_study
 
@@ -55,14 +56,14 @@ def write_controls(out: pathlib.Path, quality: pathlib.Path) -> str:
     groups = design.groups(lines)
     counted = [line for group in groups for line in chosen(lines, group.part.name, group.candidates)]
     rates = [line for group in groups for line in _rates(lines, group)]
-    verdicts = [_with_ends(hypothesis, hypothesis.judge(counted, times), rates) for hypothesis in HYPOTHESES]
+    verdicts = [_with_ends(hypothesis, hypothesis.verdict_line(counted, times), rates) for hypothesis in HYPOTHESES]
     verdicts += [*recall_verdicts(lines), anchor_verdict(lines)]
     out.mkdir(parents=True, exist_ok=True)
     write_jsonl(out / "verdicts.jsonl", verdicts)
     write_jsonl(out / "rates.jsonl", rates)
     of_seeds = summary(counted, times)
     write_jsonl(out / "summary.jsonl", of_seeds)
-    parts = [TITLE, verdict_table(RULE, verdicts), study_tables(of_seeds), markdown_table(rates, _RATES)]
+    parts = [TITLE, verdict_table(BY_INTERVAL, verdicts), study_tables(of_seeds), markdown_table(rates, _RATES)]
     text = "\n\n".join(part for part in parts if part)
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():

@@ -43,7 +43,7 @@ def test_configs_are_found_by_name_and_by_path(name, monkeypatch):
 
 def test_a_name_is_found_from_anywhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert load_module("tables/c4").get_config
+    assert load_module("ablations/chunk_size").get_config
     (tmp_path / "quickstart").write_text("from flash_lm.configs import copy\nget_config = copy.get_config\n")
     with pytest.raises(InputError, match="is not a Python file"):  # a file comes first, whatever it is
         load_config("quickstart", [])

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line, read_jsonl
 from flash_lm.runs.run_name import NEWEST
-from studies.protocol.evidence import Run
+from studies.claims.evidence import Run
 
 _OF_A_CURVE = ("step", "loss", "tokens", "train_seconds")
 

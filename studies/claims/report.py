@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from studies.claims.rules import RULES, Rule
-from studies.protocol.evidence import Evidence, MissingError
-from studies.protocol.verdicts import CONTRADICTED, NOT_RUN, UNDECIDED, Verdict
+from studies.claims.evidence import Evidence, MissingError
+from studies.claims.rules import RULES, ClaimRule
+from studies.protocol.verdict import FAILS, NOT_RUN, UNDECIDED, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Claim:
 
     text: str
     source: str
-    rules: Sequence[Rule]
+    rules: Sequence[ClaimRule]
     commands: Sequence[str]
     withdrawn: str = ""
     note: str = ""
@@ -38,7 +38,7 @@ class Claim:
         except MissingError as missing:
             return Verdict(NOT_RUN, str(missing))
         words = [verdict.word for verdict in verdicts if verdict.word]
-        word = next((word for word in (CONTRADICTED, UNDECIDED) if word in words), words[0])
+        word = next((word for word in (FAILS, UNDECIDED) if word in words), words[0])
         reasons = dict.fromkeys(reason for verdict in verdicts for reason in verdict.reasons)
         if self.withdrawn:
             word, reasons = UNDECIDED, {f"withdrawn: {self.withdrawn}": None} | reasons

@@ -12,19 +12,28 @@ from typing import Any, Protocol
 import numpy as np
 
 from flash_lm.runs.jsonl import Line
-from studies.protocol.evidence import Evidence, MissingError, Run
-from studies.protocol.ratios import MeanRatio
-from studies.protocol.relations import ALIKE, RELATIONS, bounds, spread
-from studies.protocol.verdicts import ARITHMETIC, CONTRADICTED, NOT_TESTABLE, REPRODUCED, UNDECIDED, Verdict, decided
-from studies.quality.claims import trunks
-from studies.recall.claims import RecallGrows, Recalls
+from studies.claims.evidence import Evidence, MissingError, Run
+from studies.claims.quality import trunks
+from studies.claims.recall import RecallGrows, Recalls
+from studies.protocol.ratios import MeanRatio, spread
+from studies.protocol.verdict import (
+    ALIKE,
+    ARITHMETIC,
+    NOT_TESTABLE,
+    UNDECIDED,
+    Rule,
+    Verdict,
+    bounds,
+    by_interval,
+    by_seeds,
+)
 
 BY_SEEDS = ", by the seeds alone"  # the lines of these studies have no blocks of text
-_WORDS = {True: REPRODUCED, False: CONTRADICTED, None: UNDECIDED}
+_RUNS = 2  # of a benchmark, that a verdict needs
 SAME_TIME = 1.03  # training times within this factor of each other are alike
 
 
-class Rule(Protocol):
+class ClaimRule(Protocol):
     """One condition of a claim."""
 
     @property
@@ -55,14 +64,14 @@ class Ratio:
         """With the bounds of the relation; empty if the ratio is only shown and does not decide."""
         if not self.judged:
             return ""
-        return f"{self._what} {bounds(*RELATIONS[self.relation](self.margin))} that of {self.second}{BY_SEEDS}"
+        return f"{self._what} {bounds(*Rule(self.relation, self.margin).limits)} that of {self.second}{BY_SEEDS}"
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Also undecided if only the validation split was scored, because choices were made on it."""
         pairs = evidence.of_same_seeds(self.study, self.first, self.second)
         logs, reasons = _log_ratios(pairs, self.length, self.metric)
         ratio = MeanRatio(logs, {})
-        word = _word(ratio, RELATIONS[self.relation](self.margin), reasons)
+        word = _word(ratio, Rule(self.relation, self.margin).limits, reasons)
         if not self.judged:
             word, reasons = None, ()
         figure = f"{self._what} {ratio.text(of=f'that of {self.second}')}"
@@ -125,7 +134,7 @@ class EqualTime:
     @property
     def text(self) -> str:
         """With both margins."""
-        limits = bounds(*RELATIONS[self.relation](self.margin))
+        limits = bounds(*Rule(self.relation, self.margin).limits)
         return (
             f"perplexity of {self.first} {limits} that of {self.second}, both at the end of schedules that take the "
             f"same time within a factor of {SAME_TIME:g}, steps timed side by side{BY_SEEDS}"
@@ -149,7 +158,7 @@ class EqualTime:
             if max(seconds) > SAME_TIME * min(seconds):
                 ends = " and ".join(f"{x:.0f}" for x in seconds)
                 return Verdict(UNDECIDED, figure, (f"the schedules end after {ends} s", *reasons), lines)
-        word = _word(ratio, RELATIONS[self.relation](self.margin), reasons)
+        word = _word(ratio, Rule(self.relation, self.margin).limits, reasons)
         return Verdict(word, f"{figure} after the same time", reasons, lines)
 
 
@@ -188,7 +197,7 @@ class Measured:
         asked = f" of {self.least:,g}" if self.least and self.second else ""
         figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
         runs = f"{len(found)} runs" if len(found) > 1 else "one run"
-        word = decided([self.least <= x <= self.most for x in found]) if self.judged else None
+        word = by_seeds([self.least <= x <= self.most for x in found], seeds=_RUNS) if self.judged else None
         wanted = [x for x in (self.first, self.second) if x]
         of = lambda path: [x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in wanted)]
         return Verdict(word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in of(path)))
@@ -276,7 +285,7 @@ def _log_ratios(
 
 
 def _word(ratio: MeanRatio, limits: tuple[float, float], reasons: Sequence[str]) -> str:
-    return UNDECIDED if reasons else _WORDS[ratio.is_within(*limits)]
+    return UNDECIDED if reasons else by_interval(ratio, limits)
 
 
 def _digits(x: float) -> int:

@@ -21,7 +21,7 @@ from flash_lm.sweeps.grid import changed
 from studies.claims import page
 from studies.claims.__main__ import main
 from studies.claims.configs import aft, books, divisor, flash
-from studies.quality.claims import trunks
+from studies.claims.quality import trunks
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -5,11 +5,11 @@ import statistics
 
 import pytest
 
+from studies.claims.evidence import Evidence, Run
+from studies.claims.recall import RecallGrows, Recalls, rank_correlation
 from studies.claims.report import Claim, read_claim
 from studies.claims.rules import Arithmetic, EqualTime, Growth, Measured, Ratio, Untestable
-from studies.protocol.evidence import Evidence, Run
-from studies.protocol.verdicts import ARITHMETIC, CONTRADICTED, NOT_RUN, NOT_TESTABLE, REPRODUCED, UNDECIDED
-from studies.recall.claims import RecallGrows, Recalls, rank_correlation
+from studies.protocol.verdict import ARITHMETIC, FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED
 
 
 def line(perplexity: float, **more) -> dict:
@@ -33,19 +33,19 @@ def ratio(relation: str, **more) -> Ratio:
 @pytest.mark.parametrize(
     ("relation", "a", "word"),
     [
-        ("better", [9.7, 9.7, 9.72], REPRODUCED),
-        ("better", [9.9, 9.9, 9.92], CONTRADICTED),  # alike is not better
+        ("better", [9.7, 9.7, 9.72], HOLDS),
+        ("better", [9.9, 9.9, 9.92], FAILS),  # alike is not better
         ("better", [9.7, 9.7, 9.9], UNDECIDED),
         ("better", [9.0], UNDECIDED),  # one seed
         ("better", [9.0, 9.0], UNDECIDED),  # two seeds
-        ("no worse", [10.0, 10.1, 10.05], REPRODUCED),
+        ("no worse", [10.0, 10.1, 10.05], HOLDS),
         ("no worse", [10.1, 9.0, 9.0], UNDECIDED),  # the seeds are far apart
-        ("no worse", [9.8, 9.7, 9.9, 10.25, 9.8, 9.7], REPRODUCED),  # one is worse, but not the mean
-        ("no worse", [10.3, 10.32, 10.31], CONTRADICTED),
+        ("no worse", [9.8, 9.7, 9.9, 10.25, 9.8, 9.7], HOLDS),  # one is worse, but not the mean
+        ("no worse", [10.3, 10.32, 10.31], FAILS),
         ("no worse", [10.3, 10.6, 11.0], UNDECIDED),
-        ("alike", [10.05, 9.95, 10.0], REPRODUCED),
+        ("alike", [10.05, 9.95, 10.0], HOLDS),
         ("alike", [9.5, 10.5, 10.0], UNDECIDED),
-        ("alike", [10.5, 10.52, 10.51], CONTRADICTED),
+        ("alike", [10.5, 10.52, 10.51], FAILS),
     ],
 )
 def test_a_relation_of_the_mean(relation, a, word):
@@ -66,7 +66,7 @@ def test_the_printed_rule_has_the_threshold_that_is_applied():
     assert ratio("no worse").text == "perplexity of a at most 1.02 × that of b, by the seeds alone"
     strict = ratio("no worse", margin=1.001)
     assert "at most 1.001 ×" in strict.text
-    assert strict.judge(evidence(a=[10.1] * 3, b=[10] * 3)).word == CONTRADICTED
+    assert strict.judge(evidence(a=[10.1] * 3, b=[10] * 3)).word == FAILS
 
 
 def test_another_metric():
@@ -74,7 +74,7 @@ def test_another_metric():
     rule = ratio("no worse", metric="bits_per_byte", margin=1.01)
     assert rule.text == "bits a byte of a at most 1.01 × that of b, by the seeds alone"
     verdict = rule.judge(evidence(a=[10.15] * 3, b=[10] * 3))
-    assert verdict.word == REPRODUCED and "1.006" in verdict.figure
+    assert verdict.word == HOLDS and "1.006" in verdict.figure
 
 
 def test_no_verdict_from_the_validation_split():
@@ -101,8 +101,8 @@ def test_other_lengths():
     long = lambda x: line(x, length=1024)
     a, b, c = run(line(10), long(12)), run(line(9), long(13)), run(line(9))
     figures = Evidence({"study": {name: dict.fromkeys(range(3), x) for name, x in (("a", a), ("b", b), ("c", c))}}, {})
-    assert ratio("better", length=1024).judge(figures).word == REPRODUCED
-    assert ratio("better").judge(figures).word == CONTRADICTED
+    assert ratio("better", length=1024).judge(figures).word == HOLDS
+    assert ratio("better").judge(figures).word == FAILS
     verdict = Claim("", "", [Ratio("study", "a", "c", "better", length=1024)], []).verdict(figures)
     assert (verdict.word, verdict.figure) == (NOT_RUN, "not scored on rows of 1024")
 
@@ -123,26 +123,26 @@ def test_equal_time_is_of_schedules_that_end_at_the_same_time():
     """A run of half as many steps that take twice as long; at equal steps nothing is decided."""
     both = {"a": 9.0, "b": 10.0}
     word, figure, _ = equal_time({"a": 200, "b": 100}, {"a": 250, "b": 500}, both)
-    assert word == REPRODUCED and figure.endswith("× that of b (95 %: 0.900 to 0.900) after the same time")
+    assert word == HOLDS and figure.endswith("× that of b (95 %: 0.900 to 0.900) after the same time")
     word, figure, reasons = equal_time({"a": 200, "b": 100}, {"a": 500, "b": 500}, both)
     assert word == UNDECIDED and "at equal steps" in figure and reasons == ("the schedules end after 100 and 50 s",)
     assert equal_time({}, {"a": 500, "b": 500}, both)[2] == ("no steps timed side by side",)
-    assert equal_time({"a": 100, "b": 102}, {"a": 500, "b": 500}, {"a": 11.0, "b": 10.0})[0] == CONTRADICTED
+    assert equal_time({"a": 100, "b": 102}, {"a": 500, "b": 500}, {"a": 11.0, "b": 10.0})[0] == FAILS
 
 
 def test_what_is_shown_beside_decides_nothing():
     figures = evidence(a=[9] * 3, b=[10] * 3, c=[5, 20, 9])
     shown = Ratio("study", "a", "c", "alike", judged=False)
     verdict = Claim("", "", [ratio("better"), shown], []).verdict(figures)
-    assert verdict.word == REPRODUCED and "that of c" in verdict.figure and shown.text == ""
+    assert verdict.word == HOLDS and "that of c" in verdict.figure and shown.text == ""
 
 
 def test_growth():
     constant = {"a": 10, "b": 12, "c": 10, "d": 11, "e": 11.9}
     figures = evidence(**{name: [x] * 3 for name, x in constant.items()}, f=[10.5, 11.5, 12.9])
-    assert Growth("study", ("a", "b"), ("c", "d")).judge(figures).word == REPRODUCED
-    assert Growth("study", ("c", "d"), ("a", "b")).judge(figures).word == CONTRADICTED
-    assert Growth("study", ("a", "b"), ("c", "e")).judge(figures).word == CONTRADICTED  # by less than the margin
+    assert Growth("study", ("a", "b"), ("c", "d")).judge(figures).word == HOLDS
+    assert Growth("study", ("c", "d"), ("a", "b")).judge(figures).word == FAILS
+    assert Growth("study", ("a", "b"), ("c", "e")).judge(figures).word == FAILS  # by less than the margin
     verdict = Growth("study", ("a", "b"), ("c", "f")).judge(figures)
     assert (
         verdict.word == UNDECIDED and "; the first 1.035 (0.930–1.143, 3 seeds) × the second (95 %: " in verdict.figure
@@ -163,7 +163,7 @@ def test_growth_takes_all_four_of_a_seed():
     runs = {"a": {i: one(10) for i in range(4)}, "b": {i: one(12) for i in range(4)}}
     runs |= {"c": {1: one(10), 2: one(20), 3: one(10)}, "d": {0: one(30), 1: one(11), 2: one(22), 3: one(11)}}
     verdict = Growth("study", ("a", "b"), ("c", "d")).judge(Evidence({"study": runs}, {}))
-    assert verdict.word == REPRODUCED and "d / c 1.100 (1.100–1.100, 3 seeds)" in verdict.figure
+    assert verdict.word == HOLDS and "d / c 1.100 (1.100–1.100, 3 seeds)" in verdict.figure
 
 
 FIRST, SECOND = {"way": "linear"}, {"way": "softmax"}
@@ -184,10 +184,10 @@ def test_a_claimed_factor_is_all_of_it_and_in_two_runs():
         "images a second at least 317",
     )
     assert measured([(237, 1), (250, 1)], least=317)[:2] == (
-        CONTRADICTED,
+        FAILS,
         "images a second 237 of 317, 250 of 317 (2 runs)",
     )
-    assert measured([(320, 1), (318, 1)], least=317)[0] == REPRODUCED
+    assert measured([(320, 1), (318, 1)], least=317)[0] == HOLDS
     assert measured([(320, 1), (300, 1)], least=317)[0] == UNDECIDED
     assert measured([(1.1, 1), (1.2, 1)], most=1.15)[0] == UNDECIDED
     assert measured([(9, 1)], judged=False) == (None, "images a second 9.00 (one run)", "")
@@ -203,9 +203,9 @@ def test_a_claim_of_parts():
     open_, shown = Ratio("study", "a", "c", "better"), Measured(["x"], "ms", "ms", {}, judged=False)
     figures = evidence({"x": [{"ms": 3.0}]}, a=[10] * 3, b=[11] * 3, c=[9, 11, 10])
     word = lambda *rules: Claim("", "", rules, []).verdict(figures).word
-    assert word(right, right) == word(right, shown) == REPRODUCED
+    assert word(right, right) == word(right, shown) == HOLDS
     assert word(right, open_) == UNDECIDED
-    assert word(right, open_, wrong) == CONTRADICTED
+    assert word(right, open_, wrong) == FAILS
 
 
 def test_what_was_withdrawn_has_no_verdict():
@@ -243,21 +243,21 @@ def test_a_hypothesis_of_a_study_of_trunks():
     assert rule.text == "rows: a at most 1.02 × b, at equal tokens"
     lines = [of_a_trunk(name, i, x) for i in range(3) for name, x in (("a", 10.1), ("b", 10.0), ("c", 8.0))]
     verdict = rule.judge(Evidence({}, {"runs": lines}))
-    assert verdict.word == REPRODUCED
+    assert verdict.word == HOLDS
     assert verdict.figure.startswith("1.010 (1.010–1.010, 3 seeds) × b (95 %: 1.010 to 1.010; of the variance ")
     assert verdict.figure.endswith("; power at 3, 5, 7 seeds: 1.00, 1.00, 1.00")
     assert verdict.size == "1.3M parameters, 500 steps, 2.05M tokens of training"
     of = lambda rule, lines, times=(): rule.judge(Evidence({}, {"runs": lines, "times": times})).word
     assert of(rule, lines[:6]) == UNDECIDED  # two seeds
-    assert of(of_row(relation="better"), lines) == CONTRADICTED
+    assert of(of_row(relation="better"), lines) == FAILS
     faster = of_row(relation="better", at_equal_time=True)
     budgets = [x | {"share": share, "step": round(500 * share)} for x in lines for share in (0.5, 1.0)]
     times = [{"run": f"rows {name}", "rounds_ms": [ms] * 10} for name, ms in (("a", 10.0), ("b", 20.0))]
     assert of(faster, budgets) == UNDECIDED  # no step was timed
     # After the same time b is at half of its budget, here as good as at its end.
-    assert of(faster, budgets, times) == CONTRADICTED
+    assert of(faster, budgets, times) == FAILS
     worse = [x | {"nll_blocks": [300.0] * 25} if (x["run"], x["share"]) == ("b", 0.5) else x for x in budgets]
-    assert of(faster, worse, times) == REPRODUCED
+    assert of(faster, worse, times) == HOLDS
     claim = Claim("", "", [rule], [])
     assert claim.verdict(Evidence({}, {})).figure == "no seed of both a and b in rows of runs"
     assert claim.verdict(Evidence({}, {})).word == NOT_RUN
@@ -295,7 +295,7 @@ def test_recall_that_grows_with_the_state():
     verdict = RecallGrows(["runs"], 8, ["a", "b", "c"], 0.8).judge(found)
     # Ranks of the states: 0, 1.5, 1.5; of the accuracies: 0, 1, 2 with seed 0, and 1, 0, 2 with seed 1.
     assert verdict.word == UNDECIDED and verdict.figure == "rank correlation at width 8 0.87, 0.00"
-    assert RecallGrows(["runs"], 8, ["a", "c"], 0.8).judge(found).word == REPRODUCED
+    assert RecallGrows(["runs"], 8, ["a", "c"], 0.8).judge(found).word == HOLDS
     assert Claim("x", "y", [RecallGrows(["runs"], 8, ["a", "d"], 0.8)], []).verdict(found).word == NOT_RUN
 
 
@@ -304,7 +304,7 @@ def test_a_study_of_recall_that_goes_on_has_no_verdict(missing):
     """A rate that was not tried yet may be the best one."""
     lines = [line for line in RECALLED if not {"model": "c", **missing}.items() <= line.items()]
     claim = Claim("x", "y", [RecallGrows(["runs"], 8, ["a", "c"], 0.8)], [])
-    assert claim.verdict(Evidence({}, {"runs": RECALLED})).word == REPRODUCED
+    assert claim.verdict(Evidence({}, {"runs": RECALLED})).word == HOLDS
     verdict = claim.verdict(Evidence({}, {"runs": lines}))
     assert verdict.word == NOT_RUN and "runs lacks rates or seeds of c at width 8" in str(verdict)
 
@@ -315,7 +315,7 @@ def test_rates_beyond_those_of_a_rule_need_not_be_those_of_all_models():
     rule = {"files": ["runs"], "width": 8, "models": ["a", "c"], "least": 0.8}
     found = Evidence({}, {"runs": lines})
     assert Claim("x", "y", [RecallGrows(**rule)], []).verdict(found).word == NOT_RUN
-    assert RecallGrows(**rule, rates=[0.1, 0.2, 0.3]).judge(found).word == REPRODUCED
+    assert RecallGrows(**rule, rates=[0.1, 0.2, 0.3]).judge(found).word == HOLDS
     assert Claim("x", "y", [RecallGrows(**rule, rates=[0.1, 0.4])], []).verdict(found).word == NOT_RUN
 
 
@@ -331,12 +331,12 @@ def test_rank_correlation_against_a_formula():
 @pytest.mark.parametrize(
     ("rule", "word", "figure"),
     [
-        ({"first": "c", "least": 0.9}, REPRODUCED, "accuracy of c at width 8 90.0 %, 90.0 %"),
+        ({"first": "c", "least": 0.9}, HOLDS, "accuracy of c at width 8 90.0 %, 90.0 %"),
         ({"first": "b", "least": 0.3}, UNDECIDED, "accuracy of b at width 8 50.0 %, 20.0 %"),
-        ({"first": "b", "least": 0.3, "part": "near"}, CONTRADICTED, "accuracy of b in near at width 8 25.0 %, 10.0 %"),
+        ({"first": "b", "least": 0.3, "part": "near"}, FAILS, "accuracy of b in near at width 8 25.0 %, 10.0 %"),
         (
             {"first": "a", "second": "c", "least": -0.7},
-            REPRODUCED,
+            HOLDS,
             "accuracy of a minus that of c at width 8 -70.0 points, -60.0 points",
         ),
     ],

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from flash_lm.runs.jsonl import Line, grouped
 from studies.controls import anchor, recall
 from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
-from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
-from studies.protocol.ratios import SEEDS
-from studies.protocol.verdicts import NOT_RUN
+from studies.protocol.hypotheses import Hypothesis
+from studies.protocol.verdict import Verdict, by_seeds
 
 RECALLED = 0.5  # of the pairs, that a model which has learned to recall is above
 _SOFTMAX, _FLASH, _QUAD = "transformer_plus_plus", "flash_scores", "flash_quad_toeplitz_scores"
@@ -47,9 +46,6 @@ HYPOTHESES = [
 ]
 
 
-_WORDS = {frozenset(): NOT_RUN, frozenset({True}): HOLDS, frozenset({False}): FAILS}
-
-
 def recall_verdicts(lines: Sequence[Line]) -> list[Line]:
     """Whether each model recalls more than half of the pairs with every seed, at the rate with the best median."""
     found = []
@@ -57,17 +53,11 @@ def recall_verdicts(lines: Sequence[Line]) -> list[Line]:
         name = recall.family_of(model)
         own = recall.at_best_rate(lines, name)
         accuracies = [line.get("accuracy", 0.0) for line in own]
-        held = {accuracy > RECALLED for accuracy in accuracies}
-        word = _WORDS.get(frozenset(held), UNDECIDED)
         told = ", ".join(f"{100 * x:.1f} %" for x in accuracies)
-        found.append(
-            {
-                "number": 18,
-                "hypothesis": f"{recall.PART}: {name} recalls more than {100 * RECALLED:g} % with every seed",
-                "verdict": word,
-                "figure": f"{told}, rate {own[0]['rate']:g}" if own else "",
-            }
-        )
+        word = by_seeds([accuracy > RECALLED for accuracy in accuracies])
+        verdict = Verdict(word, f"{told}, rate {own[0]['rate']:g}" if own else "")
+        text = f"{recall.PART}: {name} recalls more than {100 * RECALLED:g} % with every seed"
+        found.append(verdict.line(number=18, hypothesis=text))
     return found
 
 
@@ -80,10 +70,6 @@ def anchor_verdict(lines: Sequence[Line]) -> Line:
     }
     seeds = sum((line["part"], line["run"]) == (anchor.PART, "transformer") for line in lines)
     held = abs(losses.get("transformer", math.inf) - published) <= near
-    word = NOT_RUN if not seeds else UNDECIDED if seeds < SEEDS else HOLDS if held else FAILS
-    return {
-        "number": 19,
-        "hypothesis": f"{anchor.PART}: transformer within {near:g} of the published {published:g} nats a character",
-        "verdict": word,
-        "figure": ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items()),
-    }
+    verdict = Verdict(by_seeds([held] * seeds), ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items()))
+    text = f"{anchor.PART}: transformer within {near:g} of the published {published:g} nats a character"
+    return verdict.line(number=19, hypothesis=text)

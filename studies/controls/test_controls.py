@@ -14,10 +14,9 @@ from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import Candidate, Text, best_rate, chosen, jobs, rates_of
-from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED
 from studies.protocol.jobs import is_made
 from studies.protocol.queue import MOST_HOURS, read_hashes
-from studies.protocol.verdicts import NOT_RUN
+from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.quality import config as study
 from studies.quality.run import Part, study_hash, trunks_of
 from studies.report import write_controls

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
-from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, grouped
 from studies.protocol.ratios import (
     SEEDS,
@@ -23,39 +22,11 @@ from studies.protocol.ratios import (
     variance_of_mean,
     variance_of_text,
 )
-from studies.protocol.relations import ALIKE, RELATIONS, bounds
-from studies.protocol.verdicts import NOT_RUN
+from studies.protocol.verdict import NOT_RUN, UNDECIDED, Rule, Verdict, bounds, by_interval
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-RULE = (
-    "Ratios of perplexities: the geometric mean over seeds, and its 95 % interval, by the seeds, the text and the "
-    f"times. A verdict needs {SEEDS} seeds and an interval that is wholly inside the bounds, or wholly outside. Power: "
-    "the probability of a verdict, if mean and spreads are those that were seen."
-)
-_WORDS = {True: HOLDS, False: FAILS, None: UNDECIDED}
 _PLANNED = (3, 5, 7)  # numbers of seeds of which the power is told
 _FEWEST_ROUNDS = 10  # of a timing, two in each stretch
 _FEWEST_BLOCKS = 20  # of a text, from which its error is known
-_COLUMNS: Columns = {
-    "": ("number", "{}"),
-    "hypothesis": ("hypothesis", "{}"),
-    "verdict": ("verdict", "{}"),
-    "figure": ("figure", "{}"),
-}
-
-
-def decided_by_seeds(held: Sequence[bool | None], lost: bool) -> str:
-    """The verdict of a rule on each seed by itself: it needs seeds enough, all of which agree.
-
-    Args:
-        held: whether the hypothesis held, with each seed that has a figure; a None: too near to tell.
-        lost: whether another seed was run that has none.
-    """
-    if not held and not lost:
-        return NOT_RUN
-    if lost or len(held) < SEEDS or len(set(held)) > 1 or None in held:
-        return UNDECIDED
-    return HOLDS if held[0] else FAILS
 
 
 def step_name(part: str, model: str) -> str:
@@ -71,7 +42,7 @@ class Hypothesis:
         number: in the design of the study; a number may have several hypotheses.
         part: of the study.
         first: the model.
-        relation: a key of `RELATIONS`.
+        relation: see `Rule`.
         second: the other model.
         slice: of the targets; None: all of them.
         at_equal_time: not at the whole budget of both, but at the training time of the one that needs less.
@@ -99,19 +70,19 @@ class Hypothesis:
 
     @property
     def _limits(self) -> tuple[float, float]:
-        return RELATIONS[self.relation](ALIKE)
+        return Rule(self.relation).limits
 
-    def judge(self, lines: Sequence[Line], times: Sequence[Line]) -> Line:
-        """The verdict.
+    def judge(self, lines: Sequence[Line], times: Sequence[Line]) -> Verdict:
+        """The verdict, by the interval of the mean.
 
         Args:
             lines: of `run_trunks`.
             times: lines whose `run` is `step_name`, with rounds_ms.
 
         Returns:
-            A line with number, hypothesis, verdict, figure, and, as far as there are any, `ratios` by seed, their
-            geometric mean `ratio`, `low` and `high`, which end its 95 % interval, the `shares` of the variance (seeds,
-            text, times), and the `power` of a verdict by number of seeds.
+            Its numbers are, as far as there are any, `ratios` by seed, their geometric mean `ratio`, `low` and `high`,
+            which end its 95 % interval, the `shares` of the variance (seeds, text, times), and the `power` of a verdict
+            by number of seeds.
         """
         pairs, steps = [*self._pairs(lines)], timed_steps(times)
         targets = {_targets(line) for _, *both in pairs for own in both for line in own if "failed" not in line}
@@ -122,20 +93,20 @@ class Hypothesis:
                 found[seed] = self._differences(one, other, targets, steps)
             except NoFigureError as error:
                 reasons.append(str(error))
-        verdict, told = UNDECIDED if pairs else NOT_RUN, {}
+        word, told = UNDECIDED if pairs else NOT_RUN, {}
         figure = [*dict.fromkeys(reasons)]
         if found:
             ratio = self._over_seeds(np.array([*found.values()]), np.array(targets.pop()[2:]), steps)
             words, told = self._told(ratio, [*found])
             figure = [*words, *figure]
-            verdict = UNDECIDED if reasons else _WORDS[ratio.is_within(*self._limits)]
-        about = {"number": self.number, "hypothesis": self.text}
-        return about | {"verdict": verdict, "figure": "; ".join(figure)} | told
-
-    def read_of(self, lines: Sequence[Line]) -> list[Line]:
-        """The lines on which the verdict rests."""
+            word = UNDECIDED if reasons else by_interval(ratio, self._limits)
         budgets = slice(None) if self.at_equal_time else slice(-1, None)
-        return [line for _, *both in self._pairs(lines) for own in both for line in own[budgets]]
+        read = tuple(line for _, *both in pairs for own in both for line in own[budgets])
+        return Verdict(word, "; ".join(figure), (), read, told)
+
+    def verdict_line(self, lines: Sequence[Line], times: Sequence[Line]) -> Line:
+        """The line of the verdict, see `judge`."""
+        return self.judge(lines, times).line(number=self.number, hypothesis=self.text)
 
     def _pairs(self, lines: Sequence[Line]) -> Iterator[tuple[int, list[Line], list[Line]]]:
         """Each seed that both models have, with the scores of each, by growing budget."""
@@ -243,16 +214,6 @@ def _timings(times: Sequence[Line]) -> Iterable[list[Line]]:
 
 def _part_of(line: Line) -> str:
     return line["run"].partition(" ")[0]
-
-
-def verdict_table(rule: str, found: Sequence[Line]) -> str:
-    """Markdown.
-
-    Args:
-        rule: how they were judged, in words.
-        found: lines with number, hypothesis, verdict and figure, such as those of `Hypothesis.judge`.
-    """
-    return f"{rule}\n\n{markdown_table(found, _COLUMNS)}"
 
 
 def _targets(line: Line) -> tuple:

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import gammaincinv, ndtr, stdtrit
-
-from studies.protocol.relations import spread
 
 SEEDS = 3  # that a verdict needs
 STRETCHES = 5  # of a text or a timing: neighbouring blocks are correlated over several of them, stretches hardly
@@ -149,6 +148,14 @@ def _chi_square(freedom: float) -> np.ndarray:
 
 def _log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """The geometric mean of ratios of each seed, with the smallest and largest."""
+    middle = statistics.geometric_mean(ratios)
+    if len(ratios) == 1:
+        return f"{middle:.3f} (one seed) ×"
+    return f"{middle:.3f} ({min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds) ×"
 
 
 def loss_at(curve: Sequence[tuple[float, np.ndarray]], time: float) -> np.ndarray:

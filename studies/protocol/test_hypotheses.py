@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.protocol.hypotheses import FAILS, HOLDS, NOT_RUN, RULE, UNDECIDED, Hypothesis, step_name, verdict_table
+from studies.protocol.hypotheses import Hypothesis, step_name
 from studies.protocol.ratios import MeanRatio, Variance, loss_at, variance_of_text
+from studies.protocol.verdict import BY_INTERVAL, FAILS, HOLDS, NOT_RUN, UNDECIDED, verdict_table
 
 SEEDS = (0, 1, 2)
 TOKENS = [100, 300, 200, 400] * 5  # of each block
@@ -55,26 +56,26 @@ def pairs(*ratios):
     ],
 )
 def test_a_verdict_needs_three_seeds_and_an_interval_on_one_side(relation, ratios, verdict):
-    found = Hypothesis(1, "rows", "flash", relation, "attention").judge([*pairs(*ratios)], [])
+    found = Hypothesis(1, "rows", "flash", relation, "attention").verdict_line([*pairs(*ratios)], [])
     assert found["verdict"] == verdict
     assert found["ratios"] == pytest.approx({str(seed): ratio for seed, ratio in enumerate(ratios)})
 
 
 def test_what_was_not_run_or_failed_decides_nothing():
-    assert NO_WORSE.judge([], [])["verdict"] == NOT_RUN
-    assert NO_WORSE.judge([line("flash", 0, 50.0)], [])["verdict"] == NOT_RUN
+    assert NO_WORSE.verdict_line([], [])["verdict"] == NOT_RUN
+    assert NO_WORSE.verdict_line([line("flash", 0, 50.0)], [])["verdict"] == NOT_RUN
     lines = [*pairs(1.0, 1.0, 1.0), failed("flash", 3), line("attention", 3, 50.0)]
-    found = NO_WORSE.judge(lines, [])
+    found = NO_WORSE.verdict_line(lines, [])
     assert found["verdict"] == UNDECIDED and found["figure"].endswith("; flash failed with seed 3")
     other = [x | {"corpus_hash": "y"} if x["run"] == "flash" else x for x in pairs(1.0, 1.0, 1.0)]
-    found = NO_WORSE.judge(other, [])
+    found = NO_WORSE.verdict_line(other, [])
     assert found["verdict"] == UNDECIDED and found["figure"] == "not scored on the same targets"
 
 
 @pytest.mark.parametrize("bad", (math.nan, math.inf))
 def test_a_score_that_is_not_finite_decides_nothing(bad):
     lines = [x | {"nll_blocks": [bad] * 20} if x["run"] == "flash" else x for x in pairs(1.0, 1.0, 1.0)]
-    found = NO_WORSE.judge(lines, [])
+    found = NO_WORSE.verdict_line(lines, [])
     assert found["verdict"] == UNDECIDED and found["figure"] == "a score is not finite"
 
 
@@ -84,9 +85,9 @@ def test_a_slice_is_judged_by_itself():
         line(run, s, p, slices="recall", slice="recall") for s in SEEDS for run, p in (("flash", 8), ("attention", 4))
     ]
     lines = [*pairs(1.0, 1.0, 1.0)][:2] + recall
-    found = of_slice.judge(lines, [])
+    found = of_slice.verdict_line(lines, [])
     assert found["verdict"] == FAILS and [*found["ratios"].values()] == pytest.approx([2.0] * 3)
-    assert of_slice.read_of(lines) == [x for s in SEEDS for x in recall if x["seed"] == s]
+    assert [*of_slice.judge(lines, []).lines] == [x for s in SEEDS for x in recall if x["seed"] == s]
 
 
 @pytest.mark.parametrize(("guess", "verdict"), [(None, FAILS), (4.1 * math.e, FAILS), (3.9 * math.e, UNDECIDED)])
@@ -94,13 +95,13 @@ def test_what_neither_model_knows_decides_nothing(guess, verdict):
     """The better one has a perplexity of 4: a uniform guess has to be worse by e."""
     known = Hypothesis(4, "rows", "flash", "no worse", "attention", guess=guess)
     lines = [line(run, seed, p) for seed in SEEDS for run, p in (("flash", 8), ("attention", 4))]
-    found = known.judge(lines, [])
+    found = known.verdict_line(lines, [])
     assert found["verdict"] == verdict and ("neither is below 4" in found["figure"]) == (verdict == UNDECIDED)
 
 
 @pytest.mark.parametrize(("seeds", "known"), [(1, {"ratio", "ratios"}), (2, {"low", "high", "shares"}), (3, {"power"})])
 def test_what_is_told_of_few_seeds(seeds, known):
-    found = NO_WORSE.judge([*pairs(*(0.9, 0.95, 1.0)[:seeds])], [])
+    found = NO_WORSE.verdict_line([*pairs(*(0.9, 0.95, 1.0)[:seeds])], [])
     assert known <= found.keys() and ("low" in found) == (seeds > 1) and ("power" in found) == (seeds > 2)
     assert ("95 %: " in found["figure"]) == (seeds > 1) and ("power at 3, 5, 7 seeds: " in found["figure"]) == (
         seeds > 2
@@ -153,7 +154,7 @@ def planted(differences_SxN, tokens_N, **more):
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_the_interval_has_the_seeds_and_the_text(between, within, seeds):
     differences_SxN, tokens_N = drawn(between, within, seeds)
-    found = NO_WORSE.judge([*planted(differences_SxN, tokens_N)], [])
+    found = NO_WORSE.verdict_line([*planted(differences_SxN, tokens_N)], [])
     logs_S = differences_SxN.sum(1) / tokens_N.sum()
     low, high, shares = interval(logs_S, [of_the_text(differences_SxN, tokens_N)])
     assert [found["low"], found["high"]] == pytest.approx([low, high], rel=1e-9)
@@ -223,16 +224,16 @@ def test_what_the_text_cannot_tell_decides_nothing(within, verdict):
     """All seeds are below the bound; but other text could put them above it."""
     differences_SxN, tokens_N = drawn(0.0, within)
     differences_SxN += (math.log(0.98) - differences_SxN.sum(1, keepdims=True) / tokens_N.sum()) * tokens_N
-    found = NO_WORSE.judge([*planted(differences_SxN, tokens_N)], [])
+    found = NO_WORSE.verdict_line([*planted(differences_SxN, tokens_N)], [])
     assert [*found["ratios"].values()] == pytest.approx([0.98] * 3)
     assert found["verdict"] == verdict
 
 
 def test_seeds_that_were_scored_on_other_texts_are_not_averaged():
     lines = [x | {"corpus_hash": f"{x['seed'] > 1}"} for x in pairs(1.0, 1.0, 1.0)]
-    assert NO_WORSE.judge(lines, [])["figure"] == "not scored on the same targets"
+    assert NO_WORSE.verdict_line(lines, [])["figure"] == "not scored on the same targets"
     few = [x | {"tokens_blocks": TOKENS[:19], "nll_blocks": x["nll_blocks"][:19]} for x in pairs(1.0, 1.0, 1.0)]
-    assert NO_WORSE.judge(few, [])["figure"] == "scored in 19 blocks of text, too few to know its error"
+    assert NO_WORSE.verdict_line(few, [])["figure"] == "scored in 19 blocks of text, too few to know its error"
 
 
 def power_law(time):
@@ -283,7 +284,7 @@ def curves(flash_ms, attention_ms=600.0):
 
 @pytest.mark.parametrize(("flash_ms", "verdict"), [(300.0, HOLDS), (400.0, HOLDS), (600.0, FAILS), (1000.0, FAILS)])
 def test_at_equal_time_the_slower_curve_is_read_where_the_quicker_one_ends(flash_ms, verdict):
-    found = AT_EQUAL_TIME.judge(*curves(flash_ms))
+    found = AT_EQUAL_TIME.verdict_line(*curves(flash_ms))
     assert found["verdict"] == verdict
     assert [*found["ratios"].values()] == pytest.approx([(flash_ms / 600) ** 0.3] * 3)
 
@@ -293,7 +294,7 @@ def test_at_equal_time_the_spread_of_the_times_counts(spread, verdict):
     """On a power law the logarithm of the ratio is 0.3 times that of the steps' times, and so is its error."""
     lines, _ = curves(400.0)
     noise = np.exp(np.random.default_rng(1).normal(0, spread, (2, ROUNDS)))
-    found = AT_EQUAL_TIME.judge(lines, times_of(flash=400 * noise[0], attention=600 * noise[1]))
+    found = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=400 * noise[0], attention=600 * noise[1]))
     mean, variance, freedom = of_the_rounds(0.3 * np.log(400 * noise[0] / (600 * noise[1])))
     low, high, _ = interval([mean] * 3, [(variance, freedom)])
     assert [found["low"], found["high"]] == pytest.approx([low, high], rel=1e-6)
@@ -305,8 +306,8 @@ def test_a_drift_of_both_times_cancels():
     """A machine that slows down to half its speed: only the ratio of the two steps in a round counts."""
     lines, times = curves(400.0)
     drift = np.linspace(1, 2, ROUNDS)
-    drifted = AT_EQUAL_TIME.judge(lines, times_of(flash=400 * drift, attention=600 * drift))
-    steady = AT_EQUAL_TIME.judge(lines, times)
+    drifted = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=400 * drift, attention=600 * drift))
+    steady = AT_EQUAL_TIME.verdict_line(lines, times)
     assert drifted["verdict"] == HOLDS
     assert [drifted[x] for x in ("ratio", "low", "high")] == pytest.approx(
         [steady[x] for x in ("ratio", "low", "high")]
@@ -318,7 +319,9 @@ def test_a_slow_round_changes_little():
     lines, times = curves(400.0)
     slow = 400 * STEADY
     slow[7] *= 5
-    found, steady = (AT_EQUAL_TIME.judge(lines, x) for x in (times_of(flash=slow, attention=600 * STEADY), times))
+    found, steady = (
+        AT_EQUAL_TIME.verdict_line(lines, x) for x in (times_of(flash=slow, attention=600 * STEADY), times)
+    )
     assert [found[x] for x in ("ratio", "low", "high")] == pytest.approx([steady[x] for x in ("ratio", "low", "high")])
 
 
@@ -332,7 +335,7 @@ def test_at_equal_time_the_interval_has_seeds_text_and_times():
         for x in planted(differences_SxN, tokens_N)
     ]
     logs_R = np.log(2 / 3) + np.random.default_rng(4).normal(0, 0.05, ROUNDS)
-    found = AT_EQUAL_TIME.judge(lines, times_of(flash=600 * np.exp(logs_R), attention=600 * STEADY))
+    found = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=600 * np.exp(logs_R), attention=600 * STEADY))
     mean, variance, freedom = of_the_rounds(logs_R)
     logs_S = differences_SxN.sum(1) / tokens_N.sum() + 0.3 * mean
     shared = [of_the_text(differences_SxN, tokens_N), (0.09 * variance, freedom)]
@@ -344,7 +347,7 @@ def test_at_equal_time_the_interval_has_seeds_text_and_times():
 def test_the_timing_with_the_most_rounds_counts():
     lines, times = curves(400.0)
     noisy = [x | {"rounds_ms": [600.0], "rounds": 1} for x in times]
-    found = AT_EQUAL_TIME.judge(lines, [*noisy, *times, *noisy])
+    found = AT_EQUAL_TIME.verdict_line(lines, [*noisy, *times, *noisy])
     assert found["verdict"] == HOLDS
 
 
@@ -354,33 +357,33 @@ def test_steps_that_were_timed_apart_are_not_compared(other):
     lines, times = curves(400.0)
     old = [x | {"rounds": 3} for x in times]
     new = [x | other | {"rounds_ms": [100.0] * ROUNDS} for x in times[:1]]
-    found = AT_EQUAL_TIME.judge(lines, [*old, *new])
+    found = AT_EQUAL_TIME.verdict_line(lines, [*old, *new])
     assert found["verdict"] == UNDECIDED and "the step of attention was not timed" in found["figure"]
-    assert AT_EQUAL_TIME.judge(lines, [*old, *({**x, "rounds": 1} for x in new)])["verdict"] == HOLDS
+    assert AT_EQUAL_TIME.verdict_line(lines, [*old, *({**x, "rounds": 1} for x in new)])["verdict"] == HOLDS
 
 
 def test_at_equal_time_without_a_time_or_an_overlap():
     lines, times = curves(100.0)  # flash ends before the first budget of attention
-    found = AT_EQUAL_TIME.judge(lines, times)
+    found = AT_EQUAL_TIME.verdict_line(lines, times)
     assert found["verdict"] == UNDECIDED and "166.67 is not within the 250 to 1000 of the curve" in found["figure"]
-    found = AT_EQUAL_TIME.judge(lines, times[:1])
+    found = AT_EQUAL_TIME.verdict_line(lines, times[:1])
     assert found["verdict"] == UNDECIDED and found["figure"] == "the step of attention was not timed"
 
 
 def test_times_without_rounds_decide_nothing():
     lines, times = curves(400.0)
     of_old = [{key: value for key, value in x.items() if key != "rounds_ms"} for x in times]
-    found = AT_EQUAL_TIME.judge(lines, of_old)
+    found = AT_EQUAL_TIME.verdict_line(lines, of_old)
     assert found["verdict"] == UNDECIDED and "ratio" not in found
     assert found["figure"] == "flash and attention were timed without their rounds: time them again"
     slow = [x | {"rounds_ms": x["rounds_ms"][: 1 if i else None]} for i, x in enumerate(times)]  # one has one turn
-    found = AT_EQUAL_TIME.judge(lines, slow)
+    found = AT_EQUAL_TIME.verdict_line(lines, slow)
     assert found["figure"] == "flash and attention were timed together in 1 rounds: time them in 10 or more"
 
 
 def test_the_table_names_rule_and_figure():
     lines = [*pairs(1.0, 1.01, 1.02)]
-    table = verdict_table(RULE, [NO_WORSE.judge(lines, []), AT_EQUAL_TIME.judge(lines, [])])
+    table = verdict_table(BY_INTERVAL, [NO_WORSE.verdict_line(lines, []), AT_EQUAL_TIME.verdict_line(lines, [])])
     assert "A verdict needs 3 seeds and an interval that is wholly inside the bounds" in table
     assert "| rows: flash at most 1.02 × attention, at equal tokens" in table
     assert (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, grouped
-from studies.protocol.relations import ALIKE, RELATIONS
+from studies.protocol.verdict import ALIKE, Rule
 
 FACTORS = (1.0, 0.5, 2.0)  # of our rate, at which each peer is trained, in the order of their worth
 AGREES, DIFFERS, UNFINISHED, FAILED = "no sign of a fault", "to be examined", "unfinished", "failed"
@@ -55,14 +55,13 @@ def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
     ours_best = next((line for line in ours_test if _targets_of(line) == _targets_of(best)), None)
     if ours_best is None:
         return found | {"result": OTHER_TARGETS}
-    low, high = RELATIONS["alike"](ALIKE)
     ratio = best["perplexity"] / ours_best["perplexity"]
     return found | {
         "rate": best["rate"],
         "perplexity": best["perplexity"],
         "ours_perplexity": ours_best["perplexity"],
         "ratio": ratio,
-        "result": AGREES if low <= ratio <= high else DIFFERS,
+        "result": AGREES if Rule("alike").holds(ratio) else DIFFERS,
     }
 
 

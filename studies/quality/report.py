@@ -11,8 +11,9 @@ from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.tuning import write_tuning
 from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
 from flash_lm.sweeps.tuning import best_values
-from studies.protocol.hypotheses import RULE, Hypothesis, step_name, timed_steps, verdict_table
+from studies.protocol.hypotheses import Hypothesis, step_name, timed_steps
 from studies.protocol.jobs import made_lines
+from studies.protocol.verdict import BY_INTERVAL, verdict_table
 from studies.quality.implementations import implementations, implementations_table
 from studies.quality.run import POSITIONS
 
@@ -43,10 +44,10 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
     runs, times, tuned = made_lines(out / "runs"), read_lines(file), made_lines(out / "rates")
     if not runs:
         raise InputError(f"{out}/runs has no finished run: make some with --run=FOLDER --corpus=DATA")
-    lines, verdicts = summary(runs, times), [hypothesis.judge(runs, times) for hypothesis in hypotheses]
+    lines, verdicts = summary(runs, times), [x.verdict_line(runs, times) for x in hypotheses]
     write_jsonl(out / "summary.jsonl", lines)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    parts = [title, verdict_table(RULE, verdicts), study_tables(lines)]
+    parts = [title, verdict_table(BY_INTERVAL, verdicts), study_tables(lines)]
     if beside := implementations(runs):
         parts.append(implementations_table(beside))
     if tuned:

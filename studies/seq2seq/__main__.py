@@ -18,9 +18,9 @@ from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.hypotheses import verdict_table
 from studies.protocol.rates_then_seeds import rates_then_seeds
 from studies.protocol.ratios import SEEDS
+from studies.protocol.verdict import verdict_table
 from studies.seq2seq.report import best, plot_seq2seq, seq2seq_table, summary
 from studies.seq2seq.run import models_of, one_run
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     with stop_on_signal() as should_stop:
         make, file = functools.partial(one_run, should_stop=should_stop), out / "runs.jsonl"
         lines = rates_then_seeds(models, module.RATES, module.MORE_SEEDS, file, arguments.runs, make, best)
-    of_models, verdicts = summary(lines), [rule.judge(lines) for rule in module.RULES]
+    of_models, verdicts = summary(lines), [x.verdict_line(lines) for x in module.RULES]
     write_jsonl(out / "summary.jsonl", of_models)
     write_jsonl(out / "verdicts.jsonl", verdicts)
     rule = f"Gains of the first over the second, seed by seed; a verdict needs {SEEDS} seeds that agree."

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from flash_lm.configs import base
-from studies.seq2seq.report import Rule
+from studies.seq2seq.report import Comparison
 
 RATES = (1e-3, 3e-3, 1e-2)
 MORE_SEEDS = (1, 2)
@@ -51,7 +51,7 @@ def models(dim: int) -> dict[str, dict]:
     }
 
 
-def rules(measure: str, margin: float) -> Sequence[Rule]:
+def rules(measure: str, margin: float) -> Sequence[Comparison]:
     """The rules of the two hypotheses, set before the first run.
 
     Args:
@@ -59,7 +59,7 @@ def rules(measure: str, margin: float) -> Sequence[Rule]:
         margin: see above.
     """
     return (
-        *(Rule(1, measure, "gau_encoder_1", f"gau_encoder_{n}", -margin) for n in HEADS[1:]),
-        Rule(1, measure, "gau_encoder_1", "gau_encoder_softmax", -margin),
-        Rule(2, measure, "flash_quad_prefix", "flash_quad", margin),
+        *(Comparison(1, measure, "gau_encoder_1", "no worse", f"gau_encoder_{n}", margin) for n in HEADS[1:]),
+        Comparison(1, measure, "gau_encoder_1", "no worse", "gau_encoder_softmax", margin),
+        Comparison(2, measure, "flash_quad_prefix", "better", "flash_quad", margin),
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flash_lm.report.figure import drawing, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol.hypotheses import decided_by_seeds
+from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, by_seeds
 
 _MODELS: Columns = {
     "model": ("model", "{}"),
@@ -57,50 +57,52 @@ def seq2seq_table(lines: Sequence[Line]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
-    """That one model is better than another by a margin, or, if the margin is negative, at most that much worse.
+class Comparison:
+    """That one model is better than another by a margin, or no worse within it, with every seed.
 
     Attributes:
         number: of the hypothesis in the design of the study.
         measure: "perplexity", compared as a share, or "accuracy", in points.
         first: the model.
+        relation: "better" or "no worse".
         second: the other model.
-        margin: least gain of the first.
+        margin: a share of perplexity, or a difference of accuracy.
     """
 
     number: int
     measure: str
     first: str
+    relation: str
     second: str
     margin: float
 
     @property
     def text(self) -> str:
         """In words, with its threshold."""
-        percent = 100 * abs(self.margin)
+        percent = 100 * self.margin
         points = f" point{'s' * (percent != 1)} of accuracy"
         size = f"{percent:g}{'%' if self.measure == 'perplexity' else points}"
-        how = f"at least {size} better" if self.margin > 0 else f"at most {size} worse"
+        how = f"at least {size} better" if self._is_better else f"at most {size} worse"
         return f"{self.first} is {how} than {self.second}"
 
-    def judge(self, runs: Sequence[Line]) -> Line:
-        """The verdict, by the seeds that both models have at their best rates.
+    @property
+    def rule(self) -> Rule:
+        """On the gain of the first: its accuracy minus the other's, or one minus the ratio of perplexities."""
+        return Rule(self.relation, self.margin, DIFFERENCE)
 
-        Returns:
-            A line with number, hypothesis, verdict, figure and `gains` by seed.
-        """
+    def judge(self, runs: Sequence[Line]) -> Verdict:
+        """By the seeds that both models have at their best rates; its numbers are `gains` by seed."""
         ours, theirs = (at_best_rate(runs, name) for name in (self.first, self.second))
         found = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
         gains = {seed: gain for seed, gain in found.items() if not isinstance(gain, str)}
         reasons = [gain for gain in found.values() if isinstance(gain, str)]
         figure = [", ".join(f"{100 * gain:+.1f} %" for gain in gains.values())] if gains else []
-        return {
-            "number": self.number,
-            "hypothesis": self.text,
-            "verdict": decided_by_seeds([gain >= self.margin for gain in gains.values()], bool(reasons)),
-            "figure": "; ".join([*figure, *dict.fromkeys(reasons)]),
-            "gains": gains,
-        }
+        word = by_seeds([self.rule.holds(gain) for gain in gains.values()], bool(reasons))
+        return Verdict(word, "; ".join([*figure, *dict.fromkeys(reasons)]), numbers={"gains": gains})
+
+    def verdict_line(self, runs: Sequence[Line]) -> Line:
+        """The line of the verdict, see `judge`."""
+        return self.judge(runs).line(number=self.number, hypothesis=self.text)
 
     def _gain(self, ours: Line, theirs: Line) -> float | str:
         """Of one seed, or why there is none: accuracies may leave no room, the other's, or both if it may be better."""
@@ -108,10 +110,14 @@ class Rule:
             return "a run failed"
         if self.measure == "perplexity":
             return 1 - ours["perplexity"] / theirs["perplexity"]
-        compared = theirs["accuracy"] if self.margin > 0 else min(ours["accuracy"], theirs["accuracy"])
-        if compared > 1 - abs(self.margin):
+        compared = theirs["accuracy"] if self._is_better else min(ours["accuracy"], theirs["accuracy"])
+        if compared > 1 - self.margin:
             return "accuracies leave no room"
         return ours["accuracy"] - theirs["accuracy"]
+
+    @property
+    def _is_better(self) -> bool:
+        return self.relation == "better"
 
 
 def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl
 from studies.seq2seq import __main__ as seq2seq_program
 from studies.seq2seq import data
-from studies.seq2seq.report import Rule, summary
+from studies.seq2seq.report import Comparison, summary
 from studies.seq2seq.run import models_of
 
 STUDIES = ("studies/seq2seq/configs/couplets.py", "studies/seq2seq/configs/copy.py")
@@ -39,6 +39,11 @@ def three(model: str, *perplexities: float) -> list[dict]:
     return [line(model, seed, x) for seed, x in enumerate(perplexities)]
 
 
+def comparison(measure: str, first: str, second: str, margin: float) -> Comparison:
+    """Better by a margin, or no worse where it is negative."""
+    return Comparison(1, measure, first, "better" if margin > 0 else "no worse", second, abs(margin))
+
+
 @pytest.mark.parametrize(
     ("margin", "ours", "verdict"),
     [
@@ -51,8 +56,8 @@ def three(model: str, *perplexities: float) -> list[dict]:
     ],
 )
 def test_verdicts_by_perplexity(margin, ours, verdict):
-    rule = Rule(1, "perplexity", "a", "b", margin)
-    found = rule.judge(three("a", *ours) + three("b", 100, 100, 100))
+    rule = comparison("perplexity", "a", "b", margin)
+    found = rule.verdict_line(three("a", *ours) + three("b", 100, 100, 100))
     assert found["verdict"] == verdict
     assert found["gains"] == pytest.approx({seed: 1 - x / 100 for seed, x in enumerate(ours)})
 
@@ -61,13 +66,13 @@ def test_verdicts_by_accuracy():
     runs = [
         line(model, seed, 2, accuracy=x) for model, x in (("a", 0.9), ("b", 0.7), ("c", 0.995)) for seed in range(3)
     ]
-    better = lambda first, second, margin: Rule(1, "accuracy", first, second, margin).judge(runs)["verdict"]
+    better = lambda first, second, margin: comparison("accuracy", first, second, margin).verdict_line(runs)["verdict"]
     assert better("a", "b", 0.01) == "holds"
     assert better("b", "a", 0.01) == "does not hold"
     assert better("a", "c", 0.01) == "undecided", "no room above 99.5 %"
     assert better("a", "c", -0.01) == "does not hold"
     assert better("c", "c", -0.01) == "undecided", "two models near 100 %"
-    found = Rule(1, "accuracy", "c", "c", -0.01).judge(runs)
+    found = comparison("accuracy", "c", "c", -0.01).verdict_line(runs)
     assert found["hypothesis"] == "c is at most 1 point of accuracy worse than c"
     assert (found["figure"], found["gains"]) == ("accuracies leave no room", {})
 
@@ -75,11 +80,11 @@ def test_verdicts_by_accuracy():
 def test_only_the_best_rate_counts_and_a_failed_seed_decides_nothing():
     other = line("a", 0, 50, rate=0.3, loss=9.0)  # a better test figure at a rate that validation does not choose
     runs = [other, *three("a", 101, 101, 101), *three("b", 100, 100, 100)]
-    rule = Rule(1, "perplexity", "a", "b", -0.02)
-    assert rule.judge(runs)["verdict"] == "holds"
+    rule = comparison("perplexity", "a", "b", -0.02)
+    assert rule.verdict_line(runs)["verdict"] == "holds"
     failed = {"model": "a", "seed": 2, "rate": 0.1, "failed": "the loss is nan"}
-    assert rule.judge([*runs[:3], failed, *runs[4:]])["verdict"] == "undecided"
-    assert rule.judge([])["verdict"] == "not run"
+    assert rule.verdict_line([*runs[:3], failed, *runs[4:]])["verdict"] == "undecided"
+    assert rule.verdict_line([])["verdict"] == "not run"
     (first, second) = summary([*runs[:3], failed, *runs[4:]])
     assert (first["seeds"], first["failed"], first["rate"]) == (2, 1, 0.1)
     assert second["perplexity"] == 100

@@ -12,8 +12,8 @@ from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
-from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, decided_by_seeds
 from studies.protocol.jobs import made_lines
+from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, by_seeds
 
 POINTS = 100.0  # of a share
 BASELINE = "baseline"  # the arm of what is no model of ours
@@ -58,30 +58,32 @@ class NoWorse:
     pretraining: str | None = None
     nats: float = math.inf
 
-    def judge(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Line:
+    def judge(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Verdict:
         """The verdict with a share of the labels: it needs three seeds that agree, beyond the error of the test texts.
 
         Args:
             lines: of `run_transfer`.
             pretrained: its lines of pretraining.
             share: of the labels.
-
-        Returns:
-            A line with hypothesis, share, verdict and figure.
         """
         ours, theirs = (self._by_seed(lines, family, share) for family in (self.first, self.second))
         pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
         whole = [pair for pair in pairs if _is_whole([*pair[0], *pair[1]])]
         gaps = [_difference([*one, *other[::-1]]) for one, other in whole]
         lost = len(pairs) - len(whole)
-        verdict = decided_by_seeds([_is_above(gap, -self.points) for gap in gaps], bool(lost))
+        rule = Rule("no worse", self.points, DIFFERENCE)
+        word = by_seeds([rule.holds(gap.points, gap.error) for gap in gaps], bool(lost))
         figure = ", ".join(f"{gap.points:+.1f}" for gap in gaps)
         doubts = [f"± {max(gap.error for gap in gaps):.1f}"] if gaps else []
         doubts += [f"{lost} seeds failed or scored on other texts"] if lost else []
-        if verdict in (HOLDS, FAILS) and (reasons := self._doubts(whole, pretrained)):
-            verdict, doubts = UNDECIDED, doubts + reasons
+        if word in (HOLDS, FAILS) and (reasons := self._doubts(whole, pretrained)):
+            word, doubts = UNDECIDED, doubts + reasons
         figure += f" ({'; '.join(doubts)})" if doubts else ""
-        return {"hypothesis": self._text, "share": share, "verdict": verdict, "figure": figure.strip()}
+        return Verdict(word, figure.strip())
+
+    def verdict_line(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Line:
+        """The line of the verdict, see `judge`."""
+        return self.judge(lines, pretrained, share).line(hypothesis=self._text, share=share)
 
     @property
     def _text(self) -> str:
@@ -107,7 +109,7 @@ class NoWorse:
         ]:
             found.append(f"no better than the most frequent label: {', '.join(guessing)}")
         gains = [_difference(other) for _, other in whole] if self.over else []
-        if not all(_is_above(gain, 0.0) for gain in gains):
+        if not all(Rule("better", 0.0, DIFFERENCE).holds(gain.points, gain.error) for gain in gains):
             found.append(f"{self.second} gains too little: {', '.join(f'{gain.points:+.1f}' for gain in gains)}")
         return found
 
@@ -122,12 +124,6 @@ def _difference(lines: Sequence[Line]) -> _Difference:
     total = sum((-1) ** i * line[_SCORE] for i, line in enumerate(lines))
     variance = sum(line[_SCORE] * (1 - line[_SCORE]) / line["tokens"] for line in lines)
     return _Difference(POINTS * total, POINTS * _NORMAL_95 * math.sqrt(variance))
-
-
-def _is_above(difference: _Difference, of: float) -> bool | None:
-    """Whether it is; None: it is too near to tell."""
-    away = difference.points - of
-    return None if abs(away) <= difference.error else away > 0
 
 
 def _is_whole(lines: Sequence[Line]) -> bool:
@@ -172,7 +168,7 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[f
         raise InputError(f"{out}/runs has no finished run: make some with studies/transfer/__main__.py run")
     found, baselines = summary(lines), read_lines(file)
     pretrained = made_lines(out / "pretraining")
-    verdicts = [one.judge(lines, pretrained, share) for one in hypotheses for share in shares]
+    verdicts = [one.verdict_line(lines, pretrained, share) for one in hypotheses for share in shares]
     write_jsonl(out / "summary.jsonl", found)
     write_jsonl(out / "verdicts.jsonl", verdicts)
     tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])]

@@ -11,8 +11,8 @@ from small import small_config
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.sweeps import grid
-from studies.protocol.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.protocol.jobs import begun_here, made_lines
+from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.transfer import __main__ as transfer_program
 from studies.transfer import run
 from studies.transfer.report import NoWorse, summary, transfer_table, write_transfer
@@ -175,7 +175,7 @@ def judged(points, lines=(), over=None, base=0.8):
     rule = NoWorse("frozen", "flash", "attention", 2.0, over=over)
     own = [scored("attention", seed, base) for seed in range(len(points))]
     own += [scored("flash", seed, base + x / 100) for seed, x in enumerate(points)]
-    return rule.judge([*own, *lines], [], 0.1)
+    return rule.verdict_line([*own, *lines], [], 0.1)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_the_error_is_that_of_texts_drawn_again():
         for seed in range(3)
     ]
     rule = NoWorse("frozen", "flash", "attention", 2.0, over="from scratch")
-    figure = rule.judge(lines, [], 0.1)["figure"]
+    figure = rule.verdict_line(lines, [], 0.1)["figure"]
     drawn = {x: np.random.default_rng(int(100 * x)).binomial(5000, x, 100_000) / 50 for x in sum(shares.values(), ())}
     gaps = drawn[0.8] - drawn[0.7] - drawn[0.85] + drawn[0.6]
     low, high = np.quantile(gaps, (0.025, 0.975))
@@ -246,9 +246,9 @@ def test_a_model_that_uses_no_context_decides_nothing():
         {"family": "attention", "pretraining": "plain", "loss": 4.0},
         {"family": "flash", "pretraining": corpus, "loss": x},
     ]
-    assert rule.judge(lines, losses(5.4), 0.1)["verdict"] == HOLDS
+    assert rule.verdict_line(lines, losses(5.4), 0.1)["verdict"] == HOLDS
     for pretrained in (losses(5.5), losses(4.0, "own"), losses(4.0)[:1]):  # or if nothing is known of it
-        found = rule.judge(lines, pretrained, 0.1)
+        found = rule.verdict_line(lines, pretrained, 0.1)
         assert found["verdict"] == UNDECIDED and "context: flash" in found["figure"]
 
 

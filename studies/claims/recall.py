@@ -1,13 +1,17 @@
 """Rules on the runs of a study of recall, seed by seed, each model at its best rate on the validation split."""
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
+from typing import Any
+
+from scipy.stats import spearmanr
 
 from flash_lm.runs.jsonl import Line
-from studies.protocol.evidence import Evidence, MissingError
-from studies.protocol.verdicts import UNDECIDED, Verdict, decided
+from studies.claims.evidence import Evidence, MissingError
+from studies.protocol.verdict import UNDECIDED, Verdict, by_seeds
 from studies.recall.report import at_best_rate
+
+_SEEDS = 2  # that a verdict needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,9 @@ class RecallGrows:
             lines = [seeds[seed] for seeds in runs]
             found.append(rank_correlation([x["state_bytes"] for x in lines], [x["accuracy"] for x in lines]))
         figure = f"rank correlation at width {self.width} {', '.join(f'{x:.2f}' for x in found)}"
-        return Verdict(UNDECIDED if reasons else decided([x >= self.least for x in found]), figure, reasons)
+        return Verdict(
+            UNDECIDED if reasons else by_seeds([x >= self.least for x in found], seeds=_SEEDS), figure, reasons
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Recalls:
             value, *other = (self._accuracy(seeds[seed]) for seeds in runs)
             found.append(value - sum(other))
         listed = ", ".join(_points(x, self.second) for x in found)
-        word = UNDECIDED if reasons else decided([self.least <= x <= self.most for x in found])
+        word = UNDECIDED if reasons else by_seeds([self.least <= x <= self.most for x in found], seeds=_SEEDS)
         return Verdict(word, f"{self._what} at width {self.width} {listed}", reasons)
 
     def _accuracy(self, line: Line) -> float:
@@ -97,15 +103,11 @@ class Recalls:
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's: the correlation of ranks, where equal values share the mean of theirs; 0 if all are equal."""
-    ranks = [_ranks(one), _ranks(other)]
-    if any(len(set(x)) == 1 for x in ranks):
+    """Spearman's; 0 if all values of one are equal, for which it is not defined."""
+    if 1 in (len({*one}), len({*other})):
         return 0.0
-    return statistics.correlation(*ranks)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    return [sum(x < value for x in values) + (sum(x == value for x in values) - 1) / 2 for value in values]
+    found: Any = spearmanr(one, other)
+    return float(found.statistic)
 
 
 def _by_seed(

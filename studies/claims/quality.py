@@ -3,11 +3,9 @@
 import dataclasses
 from typing import Any
 
-from studies.protocol.evidence import Evidence, MissingError
-from studies.protocol.hypotheses import FAILS, HOLDS, Hypothesis
-from studies.protocol.verdicts import CONTRADICTED, NOT_RUN, REPRODUCED, UNDECIDED, Verdict
-
-_WORDS = {HOLDS: REPRODUCED, FAILS: CONTRADICTED}
+from studies.claims.evidence import Evidence, MissingError
+from studies.protocol.hypotheses import Hypothesis
+from studies.protocol.verdict import NOT_RUN, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +30,9 @@ class Trunks:
         lines, times = (evidence.files.get(path, ()) for path in self.files)
         asked = self.hypothesis
         found = asked.judge(lines, times)
-        if found["verdict"] == NOT_RUN:
+        if found.word == NOT_RUN:
             raise MissingError(f"no seed of both {asked.first} and {asked.second} in {asked.part} of {self.files[0]}")
-        own = tuple(asked.read_of(lines))
-        return Verdict(_WORDS.get(found["verdict"], UNDECIDED), found["figure"], (), own)
+        return found
 
 
 def trunks(files: tuple[str, str], **hypothesis: Any) -> Trunks:

@@ -1,0 +1,147 @@
+"""A verdict on what was claimed before the runs: its words, and the rule that finds it.
+
+A rule is a relation, a margin and a metric: that one model's score is better than another's, no worse, or alike, within
+the margin. Ratios of perplexities are judged by one interval of their mean, differences of accuracies seed by seed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.runs.jsonl import Line
+from studies.protocol.ratios import SEEDS, MeanRatio
+
+HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run"
+ARITHMETIC, NOT_TESTABLE = "by arithmetic", "not testable here"
+WORDS = (HOLDS, UNDECIDED, FAILS, ARITHMETIC, NOT_TESTABLE, NOT_RUN)
+_WORD = {True: HOLDS, False: FAILS, None: UNDECIDED}
+
+ALIKE = 1.02  # perplexities within this factor of each other are alike
+RATIO, DIFFERENCE = "ratio", "difference"
+# metric -> relation -> the bounds of the first model's score over the second's, or minus it, by the margin
+LIMITS = {
+    RATIO: {
+        "better": lambda margin: (0.0, 1 / margin),
+        "no worse": lambda margin: (0.0, margin),
+        "alike": lambda margin: (1 / margin, margin),
+    },
+    DIFFERENCE: {
+        "better": lambda margin: (margin, math.inf),
+        "no worse": lambda margin: (-margin, math.inf),
+        "alike": lambda margin: (-margin, margin),
+    },
+}
+BY_INTERVAL = (
+    "Ratios of perplexities: the geometric mean over seeds, and its 95 % interval, by the seeds, the text and the "
+    f"times. A verdict needs {SEEDS} seeds and an interval that is wholly inside the bounds, or wholly outside. Power: "
+    "the probability of a verdict, if mean and spreads are those that were seen."
+)
+_COLUMNS: Columns = {
+    "": ("number", "{}"),
+    "hypothesis": ("hypothesis", "{}"),
+    "verdict": ("verdict", "{}"),
+    "figure": ("figure", "{}"),
+}
+
+
+class Rule(NamedTuple):
+    """How the score of one model must stand to another's.
+
+    Attributes:
+        relation: "better", "no worse" or "alike".
+        margin: a factor of perplexity (`RATIO`), or a difference of accuracy (`DIFFERENCE`).
+        metric: `RATIO`, where less is better, or `DIFFERENCE`, where more is better.
+    """
+
+    relation: str
+    margin: float = ALIKE
+    metric: str = RATIO
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The bounds of the ratio, or of the difference."""
+        return LIMITS[self.metric][self.relation](self.margin)
+
+    def holds(self, value: float, error: float | None = None) -> bool | None:
+        """Whether one seed's value is within the bounds; None: it is as near to a bound as its error."""
+        low, high = self.limits
+        if error is not None and min(abs(value - low), abs(value - high)) <= error:
+            return None
+        return low <= value <= high
+
+
+def by_interval(ratio: MeanRatio, limits: tuple[float, float]) -> str:
+    """The word for a mean over seeds: its interval must be wholly inside the bounds, or wholly outside."""
+    return _WORD[ratio.is_within(*limits)]
+
+
+def by_seeds(held: Sequence[bool | None], lost: bool = False, seeds: int = SEEDS) -> str:
+    """The word for what held seed by seed, or run by run: there must be enough of them, and all must agree.
+
+    Args:
+        held: whether it held with each seed that has a figure; None: too near to tell.
+        lost: whether another seed was run that has none.
+        seeds: that are enough.
+    """
+    if not held and not lost:
+        return NOT_RUN
+    if lost or len(held) < seeds or len(set(held)) > 1:
+        return UNDECIDED
+    return _WORD[held[0]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What was found.
+
+    Attributes:
+        word: of WORDS; None: not judged.
+        figure: what was found, in words.
+        reasons: not to decide.
+        lines: of results, from which the figure is.
+        numbers: what else a line of the verdict has.
+    """
+
+    word: str | None
+    figure: str
+    reasons: tuple[str, ...] = ()
+    lines: tuple[Line, ...] = ()
+    numbers: Line = dataclasses.field(default_factory=dict)
+
+    def line(self, **about: object) -> Line:
+        """As a line of verdicts.jsonl, after what it is about."""
+        return {**about, "verdict": self.word, "figure": self.figure, **self.numbers}
+
+    @property
+    def size(self) -> str:
+        """The sizes of the models, and how long they were trained, in words; empty if the lines do not have them."""
+        tokens = [line["step"] * line["batch_tokens"] for line in self.lines if {"step", "batch_tokens"} <= line.keys()]
+        named = {
+            "parameters": [line[key] for line in self.lines for key in ("parameters", "params") if key in line],
+            "steps": [line["step"] for line in self.lines if "step" in line],
+            "tokens of training": tokens,
+        }
+        return ", ".join(f"{_span(found)} {what}" for what, found in named.items() if found)
+
+
+def bounds(low: float, high: float, times: str = " ×") -> str:
+    """The interval in which a ratio must be, in words."""
+    if low <= 0:
+        return f"at most {high:.4g}{times}"
+    return f"at least {low:.4g}{times}" if math.isinf(high) else f"between {low:.4g} and {high:.4g}{times}"
+
+
+def verdict_table(rule: str, lines: Sequence[Line]) -> str:
+    """Markdown.
+
+    Args:
+        rule: how they were judged, in words.
+        lines: with number, hypothesis, verdict and figure.
+    """
+    return f"{rule}\n\n{markdown_table(lines, _COLUMNS)}"
+
+
+def _span(numbers: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{x / 1e6:.3g}M" if x >= 1e5 else f"{x:,}" for x in (min(numbers), max(numbers))))
