@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from benchmarks.lib.peaks import peak_flops
-from benchmarks.lib.step_time import plot_step_times, step_time_tables
+from benchmarks.steps.report import plot_step_times, step_time_tables
 from benchmarks.lib.timing import SLOW_MS, Cell, take_turns
 from flash_lm.report.markdown import pivot
 from flash_lm.runs import provenance as origin

@@ -21,7 +21,6 @@ from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import mesh_shapes, positive, words_of
 from flash_lm.config.experiment import parse
-from studies.tables.configs import gau_mhsa
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.runs.jsonl import Line, append_jsonl
@@ -30,7 +29,8 @@ from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
 
-SIZES = gau_mhsa.SIZES["paper"]
+# Of the paper of FLASH: name -> layers, width, heads.
+SIZES = {"110M": (12, 768, 12), "336M": (24, 1024, 16), "731M": (24, 1536, 24)}
 
 
 def setup_of(config: ConfigDict, family: str, size: str, shape: tuple[int, ...], length: int, rows: int) -> Setup:

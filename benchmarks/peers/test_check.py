@@ -97,7 +97,7 @@ def script(tmp_path, monkeypatch):
 
 def test_lines_say_what_agrees_and_what_is_not_there(script, tmp_path, capsys):
     script.main([f"--python={tmp_path}", f"--out={tmp_path / 'out'}"])
-    lines = {line["case"]: line for line in read_jsonl(tmp_path / "out" / "check_peers.jsonl")}
+    lines = {line["case"]: line for line in read_jsonl(tmp_path / "out" / "check.jsonl")}
     outcomes = {case: (line["outcome"], line["agrees"]) for case, line in lines.items()}
     assert outcomes == {
         "the same": ("agrees", True),
@@ -175,7 +175,7 @@ def test_a_checkout_is_of_the_commit(tmp_path, monkeypatch):
 
 def test_the_table_is_one_that_the_worker_knows():
     script = load_script("check_peers")
-    parts = re.findall(r'^    "(\w+)": \(', (ROOT / "scripts" / "check_peers_worker.py").read_text(), re.MULTILINE)
+    parts = re.findall(r'^    "(\w+)": \(', (ROOT / "scripts" / "check_worker.py").read_text(), re.MULTILINE)
     cases = script.read_cases(script.TABLE, None)
     for case in cases:
         assert case.part in parts and case.input in script.INPUTS and case.change in (None, *script.CHANGES)

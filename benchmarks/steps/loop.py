@@ -1,6 +1,6 @@
 """The overhead of the training loop over the bare compiled step, and the speed of tokenising a corpus.
 
-    python -m benchmarks.steps.loop --config=configs/quickstart.py --out=benchmarks/steps/results/loop/loop.jsonl
+    python -m benchmarks.steps.loop --config=configs/quickstart.py --out=benchmarks/steps/results/loop.jsonl
 
 The loop (data, logging, clock) and the bare step (same batch again and again, no reads between) take turns.
 """

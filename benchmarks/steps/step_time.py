@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from benchmarks.lib.bare_step import BareStep, step_config
 from benchmarks.lib.peaks import peak_flops
-from benchmarks.lib.step_time import BASELINE, plot_step_times, step_time_tables
+from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
 from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run

@@ -1,6 +1,6 @@
 """Peak memory of one training step, forward, backward and update, on random tokens.
 
-    python -m benchmarks.memory.memory --config=configs/flash_base.py --out=benchmarks/memory/results/memory.jsonl \
+    python -m benchmarks.memory --config=configs/flash_base.py --out=benchmarks/memory/results/memory.jsonl \
         --config.model.max_length=8192 --config.data.tokens_per_batch=8192 --config.train.accumulate=1 \
         --config.model.remat=full
 

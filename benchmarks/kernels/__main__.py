@@ -1,6 +1,6 @@
 """The Pallas kernels against the versions that XLA compiles: first whether they agree, then how fast they are.
 
-    python -m benchmarks.kernels.kernels --out=benchmarks/gpu/results/kernels [--lengths="2048 8192"] [--config.model.chunks.size=…]
+    python -m benchmarks.kernels --out=benchmarks/gpu/results/kernels [--lengths="2048 8192" --config.KEY=VALUE …]
 
 Both are compared with the form that XLA compiles in float32 and in its highest precision, the outputs and the gradients
 of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. A
