@@ -10,7 +10,6 @@ sys.path.append(str(ROOT / "docs" / "_extensions"))
 
 import docstrings
 import repository
-
 import results
 
 LINES = [

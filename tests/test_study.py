@@ -12,11 +12,11 @@ from flash_lm import sweep
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.configs import flash_base, quickstart
-from studies.defaults import decays, optimizers, stability
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.sweeps import grid
 from flash_lm.sweeps.grid import check_runs, grid_runs, run_study
+from studies.defaults import decays, optimizers, stability
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 
 from benchmarks.lib.bare_step import BareStep, step_config
 from benchmarks.lib.peaks import peak_flops
-from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
 from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
+from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, whole_numbers
