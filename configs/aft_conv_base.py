@@ -5,10 +5,8 @@ python -m flash_lm.train --config=configs/aft_conv_base.py
 
 from ml_collections import ConfigDict
 
-from flash_lm.configs import flash_base
+from flash_lm.configs import base_110m
 
 
 def get_config() -> ConfigDict:
-    config = flash_base.get_config()
-    config.model.update(family="aft_conv", aft={"window": 32})
-    return config
+    return base_110m.get_config("aft_conv")

@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flash_lm.cli.flags import CONFIG_HELP, add_cache_flag, set_cache
-from flash_lm.cli.load import load_config, load_module
+from flash_lm.cli.flags import add_cache_flag, set_cache
+from flash_lm.cli.load import add_config_flag, config_name, load_config, load_module, split_preset
 from flash_lm.cli.run import run
 from flash_lm.cli.types import count, local_path, whole_numbers
 from flash_lm.errors import InputError
@@ -18,7 +18,7 @@ Runs = Mapping[str, Mapping[str, Any]]  # what differs in each run, by name
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.sweep", description=main.__doc__)
-    parser.add_argument("--config", required=True, help=CONFIG_HELP)
+    add_config_flag(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="repeat for each key")
     what.add_argument("--runs", help="a file of configs/ablations/ that defines the runs; default: --config")
@@ -69,7 +69,7 @@ def _runs(arguments: argparse.Namespace, config: Any) -> Runs:
         for sentence in impossible:
             print(sentence)
         return runs
-    file = arguments.runs or arguments.config
+    file = arguments.runs or split_preset(arguments.config)[0]
     if arguments.tune and not arguments.runs:
         return {str(config.model.family): {}}
     module: Any = load_module(file)
@@ -82,7 +82,7 @@ def _runs(arguments: argparse.Namespace, config: Any) -> Runs:
 
 def _workdir(arguments: argparse.Namespace) -> pathlib.Path:
     kind = "tuning" if arguments.tune else "sweep"
-    return pathlib.Path("runs") / f"{pathlib.Path(arguments.runs or arguments.config).stem}_{kind}"
+    return pathlib.Path("runs") / f"{config_name(arguments.runs or arguments.config)}_{kind}"
 
 
 def _score(

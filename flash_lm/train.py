@@ -3,8 +3,8 @@
 import argparse
 import pathlib
 
-from flash_lm.cli.flags import CONFIG_HELP, add_begin_flags, begin
-from flash_lm.cli.load import load_config
+from flash_lm.cli.flags import add_begin_flags, begin
+from flash_lm.cli.load import add_config_flag, config_name, load_config
 from flash_lm.cli.run import run
 from flash_lm.errors import InputError, Stopped
 from flash_lm.runs.run_name import run_name
@@ -13,8 +13,8 @@ from flash_lm.runs.run_name import run_name
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.train", description=main.__doc__)
-    parser.add_argument("--config", required=True, help=CONFIG_HELP)
-    parser.add_argument("--workdir", help="the run's folder; default: runs/<name of the config file>")
+    add_config_flag(parser)
+    parser.add_argument("--workdir", help="the run's folder; default: runs/<name of the config>")
     parser.add_argument("--profile", metavar="START:STOP", help="trace the steps from START + 1 to STOP")
     add_begin_flags(parser)
     parser.add_argument(
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     if arguments.workdir is None and pathlib.Path(arguments.config).is_dir():
         raise InputError(f"--config={arguments.config} is a folder: set the new run's folder with --workdir")
     report_unused_accelerator()
-    workdir = run_name(arguments.workdir or f"runs/{pathlib.Path(arguments.config).stem}")
+    workdir = run_name(arguments.workdir or f"runs/{config_name(arguments.config)}")
     if workdir.suffix:
         raise InputError(f"--workdir={workdir} names a checkpoint: use --config.train.branch_from={workdir}")
     with stop_on_signal() as should_stop:

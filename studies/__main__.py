@@ -30,6 +30,8 @@ from studies.protocol.checkout import checkout, commit_of, python_of
 
 TREE = pathlib.Path(__file__).parents[1]
 _PROGRAM = "studies.work"
+# Names that commits give the results of a study -> the study. Until 30 November 2026 that of quality was `study`.
+LINKS = {"controls": "controls", "quality": "quality", "study": "quality"}
 
 
 def main(argv: list[str]) -> None:
@@ -44,7 +46,9 @@ def flags() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, function in COMMANDS.items():
         own = commands.add_parser(name, help=function.__doc__.splitlines()[0])  # type: ignore[union-attr]
-        own.add_argument("--results", type=local_path, default=TREE / "results", help="folder of result lines")
+        own.add_argument(
+            "--root", type=local_path, default=TREE, help="of the repository, whose studies have the lines"
+        )
         own.add_argument("--queue", type=local_path, default=TREE / "runs" / "queue", help="folder of runs in progress")
         if name in ("next", "commit", "time"):
             own.add_argument("--data", type=local_path, required=True, help="folder of the corpora")
@@ -52,8 +56,6 @@ def flags() -> argparse.ArgumentParser:
             own.add_argument("--hours", type=_hours, required=True, help="after which it stops, and saves")
         if name == "time":
             own.add_argument("--rounds", type=positive, default=ROUNDS, help="in which the models take turns")
-        if name == "report":
-            own.add_argument("--readme", type=local_path, default=TREE / "README.md", help="the page with the findings")
         if name == "commit":
             own.add_argument("name", help="of a commit, such as HEAD")
     return parser
@@ -61,7 +63,7 @@ def flags() -> argparse.ArgumentParser:
 
 def next_(arguments: argparse.Namespace) -> None:
     """Makes the next jobs that nobody has begun, until the time is up."""
-    commits = _commits(arguments.results)
+    commits = _commits(arguments.root)
     if not commits or "study" in commits[-1]:
         raise InputError("no commit makes the runs yet: name one with python -m studies commit HEAD --data=…")
     place = checkout(TREE, commits[-1]["commit"], arguments.queue / "checkouts")
@@ -79,7 +81,7 @@ def commit(arguments: argparse.Namespace) -> None:
     from studies.first_losses import differences  # noqa: PLC0415 (imports JAX)
 
     name = commit_of(TREE, arguments.name)
-    commits = _commits(arguments.results)
+    commits = _commits(arguments.root)
     if commits and commits[-1]["commit"] == name:
         raise InputError(f"{name} makes the runs already")
     place = checkout(TREE, name, arguments.queue / "checkouts")
@@ -91,7 +93,7 @@ def commit(arguments: argparse.Namespace) -> None:
         losses = json.loads(file.read_text(encoding="utf-8"))
     if problems := [problem for line in commits for problem in differences(line["losses"], losses)]:
         raise InputError.of([*problems, f"{name} computes something else, so it cannot continue the study"])
-    append_jsonl(_commits_file(arguments.results), [{"commit": name, "losses": losses}])
+    append_jsonl(_commits_file(arguments.root), [{"commit": name, "losses": losses}])
     print(f"{name} makes the runs from now on")
 
 
@@ -99,7 +101,7 @@ def status(arguments: argparse.Namespace) -> None:
     """Shows what is done, running and left, with the hours of one core."""
     from studies.status import status_table  # noqa: PLC0415 (imports JAX)
 
-    print(status_table(arguments.results, arguments.queue, _commits(arguments.results)))
+    print(status_table(arguments.root, arguments.queue, _commits(arguments.root)))
 
 
 def pause(arguments: argparse.Namespace) -> None:
@@ -120,14 +122,14 @@ def time(arguments: argparse.Namespace) -> None:
     from studies.controls import data, design  # noqa: PLC0415 (imports JAX, which starts a thread for each core)
 
     texts = data.prepared(arguments.data, arguments.queue / "data")
-    design.time_steps(texts, arguments.results, arguments.rounds)
+    design.time_steps(texts, *design.folders(arguments.root), arguments.rounds)
 
 
 def report(arguments: argparse.Namespace) -> None:
     """Writes tables, verdicts and pictures from the lines, and README's sentences from those."""
     from studies.report import write_report  # noqa: PLC0415 (imports JAX)
 
-    print(write_report(arguments.results, arguments.readme))
+    print(write_report(arguments.root))
 
 
 COMMANDS = {
@@ -141,18 +143,29 @@ COMMANDS = {
 }
 
 
-def _commits_file(results: pathlib.Path) -> pathlib.Path:
-    return results / "controls" / "commits.jsonl"
+def _commits_file(root: pathlib.Path) -> pathlib.Path:
+    return root / "studies" / "controls" / "results" / "commits.jsonl"
 
 
-def _commits(results: pathlib.Path) -> list[Line]:
+def _commits(root: pathlib.Path) -> list[Line]:
     """The commits that have made runs, the newest last; those with `study` made the runs of that older study."""
-    return read_lines(_commits_file(results))
+    return read_lines(_commits_file(root))
 
 
 def _words(place: pathlib.Path, arguments: argparse.Namespace, words: Sequence[str]) -> list[str]:
-    places = [f"--{name}={getattr(arguments, name).resolve()}" for name in ("results", "queue", "data")]
-    return [str(python_of(place)), "-m", _PROGRAM, *places, *words]
+    places = {"results": _links(arguments.root, arguments.queue), "queue": arguments.queue, "data": arguments.data}
+    flags = [f"--{name}={place.absolute()}" for name, place in places.items()]
+    return [str(python_of(place)), "-m", _PROGRAM, *flags, *words]
+
+
+def _links(root: pathlib.Path, queue: pathlib.Path) -> pathlib.Path:
+    """A folder with the results of studies by name, as links: what a commit may know is these names alone."""
+    folder = queue / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, study in LINKS.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to((root / "studies" / study / "results").resolve())
+    return folder
 
 
 def _environment(place: pathlib.Path) -> dict[str, str]:

@@ -12,18 +12,20 @@ import tomllib
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
 from flash_lm.runs.jsonl import Line, read_lines
+from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis, step_name, timed_steps
 from studies.protocol.jobs import made_lines
 from studies.protocol.relations import ALIKE
 from studies.protocol.verdicts import NOT_RUN, WORDS
 from studies.protocol.verdicts import UNDECIDED as CLAIM_UNDECIDED
-from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent
-SUMMARY, VERDICTS = "study/summary.jsonl", "study/verdicts.jsonl"
-FIRST_SUMMARY, GPU = "study_as_init/summary.jsonl", "gpu/step_time/steps.jsonl"
-CHECKS, TUNED = "controls/checks.jsonl", "study/tuning/best.jsonl"
+_QUALITY = "studies/quality/results"
+SUMMARY, VERDICTS, RUNS = f"{_QUALITY}/summary.jsonl", f"{_QUALITY}/verdicts.jsonl", f"{_QUALITY}/runs"
+TIMES, TUNED = f"{_QUALITY}/step_times.jsonl", f"{_QUALITY}/tuning/best.jsonl"
+FIRST_SUMMARY = f"{_QUALITY}/as_init/summary.jsonl"
+GPU, CHECKS = "benchmarks/gpu/results/step_time/steps.jsonl", "studies/controls/results/checks.jsonl"
+CLAIMS = "studies/claims/results/verdicts.jsonl"
 PART = "rows_of_512"
 FLASH, FIRST_FLASH, QUAD, SOFTMAX, LINEAR = (
     *("flash_scores", "flash", "flash_quad"),
@@ -50,15 +52,15 @@ Figures = dict[str, object]
 
 
 class Results:
-    """The lines of a folder of results."""
+    """The lines of results below the root of the repository."""
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, root: pathlib.Path):
         """Reads nothing yet."""
-        self.folder = folder
+        self.root = root
 
     def lines(self, path: str, **where: object) -> list[Line]:
         """Those of a file whose values are these; None: which have no such key."""
-        found = read_lines(self.folder / path)
+        found = read_lines(self.root / path)
         return [line for line in found if all(line.get(key) == value for key, value in where.items())]
 
     def one(self, path: str, **where: object) -> Line:
@@ -70,7 +72,7 @@ class Results:
         found = self.lines(path, **where)
         if len(found) != 1:
             named = ", ".join(f"{key} {value}" for key, value in where.items())
-            raise InputError(f"{self.folder / path} has {len(found)} lines of {named}, not one")
+            raise InputError(f"{self.root / path} has {len(found)} lines of {named}, not one")
         return found[0]
 
     def of_study(self, model: str, *, path: str = SUMMARY, length: int = 512, place: str | None = None) -> Line:
@@ -79,7 +81,7 @@ class Results:
 
     def runs(self) -> list[Line]:
         """Those of the runs of the study."""
-        return made_lines(self.folder / "study" / "runs")
+        return made_lines(self.root / RUNS)
 
 
 def judged(results: Results, hypothesis: Hypothesis) -> str:
@@ -96,8 +98,8 @@ def judged(results: Results, hypothesis: Hypothesis) -> str:
             return "no figure yet (not timed as the rule asks)"
     if None in (line.get(key) for key in ("ratios", "low", "high")):
         raise InputError(
-            f"{VERDICTS}: '{hypothesis.text}' lacks ratios, low or high: write the file again with python "
-            "studies/tables/__main__.py --table=study --out=studies/quality/results"
+            f"{VERDICTS}: '{hypothesis.text}' lacks ratios, low or high: write the file again with "
+            f"python -m studies.quality --out={_QUALITY}"
         )
     ratio = _link(f"{statistics.geometric_mean(line['ratios'].values()):.3f} times", VERDICTS)
     ends = f"95 %: {line['low']:.3f} to {line['high']:.3f}"
@@ -125,7 +127,7 @@ def _of_design(results: Results) -> Figures:
     line = results.of_study(FLASH)
     models = results.lines(SUMMARY, part=PART, length=512, slice=None)
     budgets, seeds = ({x[key] for x in models if x["seeds"]} for key in ("share", "seeds"))
-    timed = results.lines("study/step_times.jsonl")
+    timed = results.lines(TIMES)
     machine = timed_steps(timed)[step_name(PART, FLASH)]["device"].partition(",")[0]
     return {
         "size": _size(line["parameters"]),
@@ -222,10 +224,10 @@ def _of_details(results: Results) -> Figures:
 
 def _of_claims(results: Results) -> Figures:
     """How many claims have which verdict, and why others have none."""
-    lines = results.lines("claims/verdicts.jsonl")
+    lines = results.lines(CLAIMS)
     counts = collections.Counter(line["verdict"] for line in lines)
     reasons = [line["reasons"] for line in lines if line["verdict"] == CLAIM_UNDECIDED]
-    table = tomllib.loads((results.folder / "claims.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads((HERE / "claims" / "claims.toml").read_text(encoding="utf-8"))
     of_study = [row for row in table["claims"] if "trunks" in {part["rule"] for part in row["rules"]}]
     return {
         "claims": len(lines),
@@ -254,7 +256,7 @@ def page(before: str, results: Results) -> str:
 
 
 def _link(figure: str, path: str) -> str:
-    return f"[{figure}](results/{path})"
+    return f"[{figure}]({path})"
 
 
 def _perplexity(value: float, path: str = SUMMARY) -> str:

@@ -1,24 +1,21 @@
 """What the lines of the studies say: tables, verdicts and pictures, the page of claims, and README's sentences."""
 
 import pathlib
-import subprocess
-import sys
 from collections.abc import Sequence
 
-from studies.quality import config
-from flash_lm.errors import RunError
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
-from studies.protocol.hypotheses import RULE, Hypothesis, verdict_table
-from studies.quality.report import plot_study, study_tables, summary, write_study
+from studies.claims.page import write_claims
 from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import best_rate, chosen, losses_of, rates_of
 from studies.findings import Results, page
+from studies.protocol.hypotheses import RULE, Hypothesis, verdict_table
+from studies.quality import config as study
+from studies.quality.report import plot_study, study_tables, summary, write_study
 
 TITLE = "The controls of the study: each model at the best of its rates at the whole budget"
-_CLAIMS = pathlib.Path(__file__).parents[1] / "scripts" / "claims.py"
 _RATES: Columns = {
     "part": ("part", "{}"),
     "model": ("run", "{}"),
@@ -28,30 +25,33 @@ _RATES: Columns = {
 }
 
 
-def write_report(results: pathlib.Path, readme: pathlib.Path) -> str:
+def write_report(root: pathlib.Path) -> str:
     """Writes all that follows from the lines, and returns the controls' table.md.
 
     Args:
-        results: gets controls/ and study/ with table.md, summary.jsonl, verdicts.jsonl and pictures, and CLAIMS.md.
-        readme: its findings are written again.
+        root: of the repository; its studies quality, controls and claims get their tables, summaries, verdicts and
+            pictures, and README.md its findings.
 
     Raises:
         InputError: lines are missing, or the page has no place for the findings.
-        RunError: studies/claims/__main__.py failed; it has said why.
     """
-    write_study(config.TITLE, config.get_hypotheses(), results / "study")
-    text = write_controls(results)
-    done = subprocess.run([sys.executable, str(_CLAIMS), f"--out={results}"], stdout=subprocess.DEVNULL)
-    if done.returncode:
-        raise RunError(f"{results / 'CLAIMS.md'} could not be written")
-    readme.write_text(page(readme.read_text(encoding="utf-8"), Results(results)), encoding="utf-8")
+    controls, quality = design.folders(root)
+    write_study(study.TITLE, study.get_hypotheses(), quality)
+    text = write_controls(controls, quality)
+    write_claims(root)
+    readme = root / "README.md"
+    readme.write_text(page(readme.read_text(encoding="utf-8"), Results(root)), encoding="utf-8")
     return text
 
 
-def write_controls(results: pathlib.Path) -> str:
-    """Writes the tables and pictures of the controls, and returns table.md."""
-    out, lines = results / design.NAME, design.lines_of(results)
-    times = read_lines(out / "step_times.jsonl")
+def write_controls(out: pathlib.Path, quality: pathlib.Path) -> str:
+    """Writes the tables and pictures of the controls, and returns table.md.
+
+    Args:
+        out: the results of the controls.
+        quality: those of the study of quality, some of whose runs count here, too.
+    """
+    lines, times = design.lines_of(out, quality), read_lines(out / "step_times.jsonl")
     groups = design.groups(lines)
     counted = [line for group in groups for line in chosen(lines, group.part.name, group.candidates)]
     rates = [line for group in groups for line in _rates(lines, group)]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol import cores
 from studies.controls import design
+from studies.protocol import cores
 from studies.protocol.queue import DONE, LONG, NEXT, RUNNING, WAITING, Place, State, states
 
 _COLUMNS: Columns = {
@@ -19,16 +19,17 @@ _LEFT = (RUNNING, NEXT, WAITING)
 _WORDS = {DONE: "done", RUNNING: "running", NEXT: "next", WAITING: "waits for others", LONG: "too long to be queued"}
 
 
-def status_table(results: pathlib.Path, queue: pathlib.Path, commits: Sequence[Line]) -> str:
+def status_table(root: pathlib.Path, queue: pathlib.Path, commits: Sequence[Line]) -> str:
     """Sums, and a table of all jobs of this tree's design in their order, with estimated hours of one core.
 
     Args:
-        results: folder of result lines.
+        root: of the repository.
         queue: folder of runs in progress.
         commits: lines of the commits that have made runs, the newest last.
     """
-    jobs = design.jobs_now(design.Data(queue / "data"), design.lines_of(results))
-    found = states(jobs, Place(results / design.NAME, queue, bool))
+    controls, quality = design.folders(root)
+    jobs = design.jobs_now(design.Data(queue / "data"), design.lines_of(controls, quality))
+    found = states(jobs, Place(controls, queue, bool))
     left = [state for state in found if state.word in _LEFT]
     sums = [f"{len(left)} left, {_hours(left):.1f} hours of one core"]
     for word in (DONE, RUNNING, LONG):

@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import re
+import shutil
 import string
 
 import numpy as np
@@ -12,13 +13,12 @@ from small import ROOT
 
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
-from studies.protocol.ratios import NoFigureError
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
-from studies.findings import Results, figures, page, ratios_on_gpu
+from studies.findings import GPU, RUNS, SUMMARY, VERDICTS, Results, figures, page, ratios_on_gpu
+from studies.protocol.ratios import NoFigureError
 
-RESULTS = ROOT / "results"
 README = (ROOT / "README.md").read_text()
-STUDY = (ROOT / "docs" / "study.md").read_text()
+STUDY = (ROOT / "studies" / "quality" / "README.md").read_text()
 
 
 def read(path: pathlib.Path) -> list[dict]:
@@ -27,16 +27,11 @@ def read(path: pathlib.Path) -> list[dict]:
 
 def planted(folder: pathlib.Path, verdict=lambda line: line, summary=lambda line: line) -> Results:
     """Our results, where each line of two files of the study is changed by these functions."""
-    found = folder / "results"
-    (found / "study").mkdir(parents=True)
-    changes = {"verdicts.jsonl": lambda line: verdict(with_ends(line)), "summary.jsonl": summary}
-    for path in (*RESULTS.iterdir(), *(RESULTS / "study").iterdir()):
-        place = found / path.relative_to(RESULTS)
-        if change := changes.get(path.name):
-            place.write_text("".join(json.dumps(change(line)) + "\n" for line in read(path)))
-        elif path.name != "study":
-            place.symlink_to(path)
-    return Results(found)
+    shutil.copytree(ROOT / "studies", folder / "studies", ignore=shutil.ignore_patterns("*.py", "*.png"))
+    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for path, change in ((VERDICTS, lambda line: verdict(with_ends(line))), (SUMMARY, summary)):
+        (folder / path).write_text("".join(json.dumps(change(line)) + "\n" for line in read(ROOT / path)))
+    return Results(folder)
 
 
 def with_ends(line: dict) -> dict:
@@ -49,7 +44,7 @@ def about(line: dict, number: int, first: str) -> bool:
 
 
 def test_readme_has_what_the_command_writes():
-    assert page(README, Results(RESULTS)) == README, "run python -m studies report"
+    assert page(README, Results(ROOT)) == README, "run python -m studies report"
 
 
 @pytest.mark.parametrize(
@@ -69,9 +64,7 @@ def test_another_verdict_gives_another_phrase(tmp_path, number, first, figure, v
     new = with_ends({"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}})
     results = planted(tmp_path, lambda line: line | (new if about(line, number, first) else {}))
     found = figures(results)
-    said = (
-        f"[4.000 times](studies/quality/results/verdicts.jsonl) the perplexity of {NAMES[figure]} (95 %: 0.123 to 4.567): {words}"
-    )
+    said = f"[4.000 times]({VERDICTS}) the perplexity of {NAMES[figure]} (95 %: 0.123 to 4.567): {words}"
     assert found[figure] == said and said in page(README, results)
 
 
@@ -129,7 +122,7 @@ def test_each_figure_stands_in_a_sentence(tmp_path):
 
 def scores(run: str, seed: int) -> tuple[list[int], list[float]]:
     """Steps and losses of each budget, straight from the file."""
-    lines = read(RESULTS / "study" / "runs" / f"rows_of_512_{run}_seed_{seed}.jsonl")
+    lines = read(ROOT / RUNS / f"rows_of_512_{run}_seed_{seed}.jsonl")
     own = [x for x in lines if (x["split"], x["length"], x.get("slice")) == ("test", 512, None)]
     return [x["step"] for x in own], [x["loss"] for x in own]
 
@@ -140,7 +133,7 @@ def parabola(steps, losses, at: float) -> float:
 
 
 def test_perplexities_between_budgets_are_those_of_a_fit():
-    curves = curves_of(Results(RESULTS).runs(), "rows_of_512", "linear_transformer")
+    curves = curves_of(Results(ROOT).runs(), "rows_of_512", "linear_transformer")
     assert sorted(curves) == [0, 1, 2]
     fitted = {seed: math.exp(parabola(*scores("linear_transformer", seed), 1220)) for seed in curves}
     assert {seed: perplexity_after(curve, 1220) for seed, curve in curves.items()} == pytest.approx(fitted)
@@ -150,14 +143,14 @@ def test_perplexities_between_budgets_are_those_of_a_fit():
 
 
 def test_the_ratio_on_a_gpu_is_that_of_a_fit():
-    ms = {x["family"]: x["median_ms"] for x in read(RESULTS / "gpu/step_time/steps.jsonl") if x["length"] == 512}
+    ms = {x["family"]: x["median_ms"] for x in read(ROOT / GPU) if x["length"] == 512}
     slower = ms["flash"] / ms["transformer_plus_plus+quadratic.implementation=cudnn"]
     assert slower > 1
     fitted = {}
     for seed in range(3):
         (steps, ours), (_, theirs) = scores("flash_scores", seed), scores("transformer_plus_plus", seed)
         fitted[seed] = math.exp(parabola(steps, ours, steps[-1] / slower) - theirs[-1])
-    assert ratios_on_gpu(Results(RESULTS)) == pytest.approx(fitted)
+    assert ratios_on_gpu(Results(ROOT)) == pytest.approx(fitted)
     first, second, third = (f"{x:.3f}" for x in fitted.values())
     mean = f"{math.exp(np.log([*fitted.values()]).mean()):.3f}"
     text = " ".join(STUDY.split())

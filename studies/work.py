@@ -28,7 +28,8 @@ def main(argv: list[str]) -> None:
         from studies.protocol.queue import Place, read_hashes, work_off  # noqa: PLC0415
 
         texts = data.prepared(arguments.data, arguments.queue / "data")
-        jobs_now = lambda: design.jobs_now(texts, design.lines_of(arguments.results))
+        out, quality = arguments.results / design.NAME, arguments.results / "quality"
+        jobs_now = lambda: design.jobs_now(texts, design.lines_of(out, quality))
         with stop_on_signal() as stopped:
             if arguments.losses:
                 arguments.losses.write_text(
@@ -36,8 +37,7 @@ def main(argv: list[str]) -> None:
                 )
                 return
             should_stop = lambda: stopped() or time.monotonic() > end
-            out, hashes = arguments.results / design.NAME, read_hashes(arguments.results)
-            place = Place(out, arguments.queue, should_stop, hashes)
+            place = Place(out, arguments.queue, should_stop, read_hashes())
             try:
                 work_off(jobs_now, place, {"study_commit": arguments.commit})
                 print("nothing is left that can be made now: see python -m studies status")

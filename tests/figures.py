@@ -1,6 +1,6 @@
 """Figures in Markdown, computed from the files of results that they link by what the page itself says beside them.
 
-CONTRIBUTING.md has the grammar: `[2.9 times](benchmarks/x.jsonl)<!-- figure: speedup(family=flash) where length=8192 -->`.
+CONTRIBUTING.md has the grammar: `[2.9 times](x.jsonl)<!-- figure: speedup(family=flash) where length=8192 -->`.
 """
 
 import ast

@@ -21,9 +21,9 @@ if __name__ == "__main__":
 
 import jax
 from flax import nnx
-from small import ROOT, small_config, tasks_of, write_corpus
+from small import ROOT, config_names, small_config, tasks_of, write_corpus
 
-from flash_lm.cli.load import load_module
+from flash_lm.cli.load import load_module, read_config, split_preset
 from flash_lm.config.registry import FAMILIES
 from flash_lm.layers.parameter import name_of
 from flash_lm.models.language_model import build_model
@@ -86,11 +86,13 @@ def parameters(family: str) -> dict[str, list[int]]:
 
 
 def hashes() -> dict[str, str]:
-    """The hash of the run of each config file; those that take an argument have several."""
-    files = sorted((ROOT / "configs").rglob("[!_]*.py"))
-    modules = {str(file.relative_to(ROOT / "configs")): load_module(str(file)) for file in files}
-    plain = {name: module for name, module in modules.items() if not module.get_config.__code__.co_argcount}
-    return {name: run_hash(module.get_config().to_dict()) for name, module in plain.items()}
+    """The hash of the run of each config file or preset; those that take a scale have several."""
+    files = {name: split_preset(name) for name in config_names()}
+    plain = {name: x for name, x in files.items() if x[1] or not load_module(x[0]).get_config.__code__.co_argcount}
+    return {
+        f"{file}.py:{preset}" if preset else f"{file}.py": run_hash(read_config(name).to_dict())
+        for name, (file, preset) in plain.items()
+    }
 
 
 def golden_losses() -> dict[str, list[float]]:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from ml_collections import ConfigDict
 
+from flash_lm.cli.load import packaged_configs
 from flash_lm.configs.base import get_config
 from flash_lm.families.family import FAMILIES
 
@@ -37,6 +38,12 @@ _WORDS = [
     ",",
     ".",
 ]
+
+
+def config_names() -> list[str]:
+    """The configs of the package: FILE, or FILE:NAME for each preset of a file that has them."""
+    named = packaged_configs().items()
+    return [f"{file}:{preset}" if preset else file for file, presets in named for preset in presets or [""]]
 
 
 def pages() -> list[pathlib.Path]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,9 +10,9 @@ import pytest
 from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
-from small import tasks_of
+from small import config_names, tasks_of
 
-from flash_lm.cli.load import load_config, load_module
+from flash_lm.cli.load import config_name, load_config, load_module, packaged_configs, read_config, split_preset
 from flash_lm.cli.types import mesh_shapes, whole_numbers
 from flash_lm.config.experiment import parse, parse_model
 from flash_lm.config.overrides import apply_overrides
@@ -26,14 +27,14 @@ pytestmark = pytest.mark.every_family
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Of those in folders, ablations and studies start from a config, and tables have no config of their own.
-CONFIGS = [path for place in ("", "recall/", "lra/") for path in sorted((ROOT / "configs").glob(f"{place}[!_]*.py"))]
+CONFIGS = [name for name in config_names() if "/" not in name or name.startswith(("recall/", "lra/"))]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_file_is_valid(path):
-    config = load_config(str(path), [])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_valid(name):
+    config = load_config(name, [])
     parse(config)
-    module = load_module(str(path))
+    module = load_module(split_preset(name)[0])
     for changes in module.get_runs(config).values() if hasattr(module, "get_runs") else ():
         complete_config(parse(changed(config, changes)))
 
@@ -253,13 +254,13 @@ def test_a_term_of_the_softmax_is_refused_elsewhere(key):
 
 
 def test_the_papers_configs_are_of_one_size():
-    configs = {path.stem: load_config(str(path), []) for path in CONFIGS if path.stem.endswith("_base")}
-    # A family without a file of its own is a key of another one.
-    for family in FAMILIES.keys() - {config.model.family for config in configs.values()}:
+    names = packaged_configs()["base_110m"]
+    configs = {name: load_config(f"base_110m:{name}", []) for name in names}
+    # A family of a plugin is a key of another one.
+    for family in FAMILIES.keys() - set(names):
         keys = {"model.family": family, "task": tasks_of(family)[0]}
-        configs[f"{family}_base"] = load_config(
-            "flash_base", [f"--config.{key}={value}" for key, value in keys.items()]
-        )
+        configs[family] = load_config("flash_base", [f"--config.{key}={value}" for key, value in keys.items()])
+    assert [name for name in names if name not in FAMILIES and not name.endswith("_hybrid")] == ["deltanet"]
     counts = {}
     for name, whole in configs.items():
         config = whole.model
@@ -270,8 +271,6 @@ def test_the_papers_configs_are_of_one_size():
         learned += config.num_layers * families.FAMILIES[config.family].tables(settings)
         assert model.parameter_count() == parameters(settings), name
         counts[name] = model.parameter_count() - learned
-    presets = {"deltanet_base"}  # a family with another value of a key
-    assert len([name for name in counts if "hybrid" not in name and name not in presets]) == len(FAMILIES)
     assert max(counts.values()) / min(counts.values()) < 1.03
     assert all(abs(count / 110e6 - 1) < 0.03 for count in counts.values())
 
@@ -279,13 +278,12 @@ def test_the_papers_configs_are_of_one_size():
 def test_todays_families_are_of_one_size_at_the_published_shapes():
     """340M without the embeddings and the head of the larger vocabularies: 300M and 65M here."""
     counts = {}
-    for path in CONFIGS:
-        if path.stem.endswith("_340m"):
-            model = load_config(str(path), []).model
-            model.vocab_size = 32000
-            counts[path.stem] = ModelFunction(complete(parse_model(model)), seed=0).parameter_count()
+    for name in packaged_configs()["base_340m"]:
+        model = load_config(f"base_340m:{name}", []).model
+        model.vocab_size = 32000
+        counts[name] = ModelFunction(complete(parse_model(model)), seed=0).parameter_count()
     assert len(counts) == 7
-    like = counts["transformer_plus_plus_340m"]
+    like = counts["transformer_plus_plus"]
     assert like == 24 * (4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024) + 1024 + 2 * 32000 * 1024
     assert all(abs(count / like - 1) < 0.03 for count in counts.values()), counts
 
@@ -296,6 +294,85 @@ def test_a_config_file_must_exist_and_define_get_config(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(InputError, match="defines no get_config"):
         load_config(str(tmp_path / "empty.py"), [])
+
+
+PRESETS = 'PRESETS = {"mamba2": 7, "gla": 8}\n'
+TAKES_A_NAME = """
+from flash_lm.configs import base
+
+def get_config(name):
+    config = base.get_config()
+    config.seed = PRESETS[name]
+    return config
+"""
+TAKES_NONE = "from flash_lm.configs.base import get_config\n"
+MAY_TAKE_ONE = TAKES_A_NAME.replace("(name)", "(name='gla')")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "seed"),
+    [
+        (PRESETS + TAKES_A_NAME, ":mamba2", 7),
+        (PRESETS + MAY_TAKE_ONE, ":mamba2", 7),
+        (PRESETS + MAY_TAKE_ONE, "", 8),
+        (TAKES_NONE, "", 0),
+    ],
+)
+@pytest.mark.parametrize("file", ["presets.py", "x:y.py", "2:1/presets.py"])
+def test_a_name_behind_a_colon_chooses_a_preset(text, name, seed, file, tmp_path):
+    """What exists with a colon in its own name is a file."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert load_config(f"{tmp_path / file}{name}", []).seed == seed
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "told"),
+    [
+        (PRESETS + TAKES_A_NAME, ":mamba", "{file} has no preset mamba: did you mean {file}:mamba2?"),
+        (PRESETS + TAKES_A_NAME, ":xyz", "{file} has no preset xyz: give one of mamba2, gla"),
+        (
+            PRESETS + TAKES_A_NAME,
+            "",
+            "{file} needs the name of a preset: give --config={file}:NAME, where NAME is one of mamba2, gla",
+        ),
+        (
+            PRESETS + TAKES_A_NAME,
+            ":",
+            "{file} needs the name of a preset: give --config={file}:NAME, where NAME is one of mamba2, gla",
+        ),
+        (
+            TAKES_A_NAME,
+            "",
+            "{file} needs the name of a preset: give --config={file}:NAME, and declare what NAME may be as PRESETS",
+        ),
+        (TAKES_NONE, ":gla", "{file} has no presets, that is PRESETS and get_config(name): leave :gla out"),
+        (PRESETS + TAKES_NONE, ":gla", "{file} has no presets, that is PRESETS and get_config(name): leave :gla out"),
+        (TAKES_A_NAME, ":gla", "{file} has no presets, that is PRESETS and get_config(name): leave :gla out"),
+    ],
+)
+def test_a_name_that_a_config_does_not_have_is_told_in_a_line(text, name, told, tmp_path):
+    file = tmp_path / "presets.py"
+    file.write_text(text)
+    with pytest.raises(InputError) as error:
+        load_config(f"{file}{name}", [])
+    assert str(error.value) == told.format(file=file)
+
+
+def test_a_preset_of_the_package():
+    """Also by the name that its file had."""
+    assert load_config("base_110m:mamba2", []).model.family == "mamba2"
+    assert load_config(str(ROOT / "configs" / "base_340m.py:gla"), []).model.num_heads == 4
+    assert config_name("configs/base_110m.py:mamba2") == "base_110m_mamba2" and config_name("a/b.py") == "b"
+    for path in ("configs/mamba2_base.py", "mamba2"):
+        with pytest.raises(InputError, match=f"no config {path}: did you mean base_110m:mamba2"):
+            load_config(path, [])
+
+
+@pytest.mark.parametrize("name", [*packaged_configs()])
+def test_a_docstring_names_configs_that_are_there(name):
+    for path in re.findall(r"--config=([\w/:]+(?:\.py(?::\w+)?)?)", load_module(name).__doc__ or ""):
+        read_config(str(ROOT / path) if path.startswith("configs/") else path)
 
 
 def test_the_page_of_keys_is_current(tmp_path):
@@ -350,8 +427,8 @@ def test_an_open_batch_is_the_least_that_the_devices_share(shape, length, accumu
 def test_a_set_of_more_text_than_a_run_reads_is_streamed():
     """Else all of it would be downloaded and tokenised first."""
     large = ("cerebras/SlimPajama-627B", "allenai/c4")
-    files = [path for path in CONFIGS if path.stem.endswith(("_340m", "_c4"))]
-    assert len(files) > 5
-    for path in files:
-        data = load_module(str(path)).get_config().data
-        assert data.name in large and data.streaming, path
+    names = [name for name in CONFIGS if name.startswith("base_340m:") or name.endswith("_c4")]
+    assert len(names) > 5
+    for name in names:
+        data = read_config(name).data
+        assert data.name in large and data.streaming, name

@@ -151,12 +151,12 @@ def test_each_family_has_a_section_a_picture_and_a_line():
 
 def test_the_table_of_families_in_readme_is_current():
     readme = (ROOT / "README.md").read_text()
-    assert load_script("write_families").page(readme) == readme, "run python docs/tools/write_families.py"
+    assert load_script("write_families", "docs/tools").page(readme) == readme, "run python docs/tools/write_families.py"
 
 
 def test_the_table_of_mixers_is_current():
     page = (ROOT / "docs" / "layers.md").read_text()
-    assert load_script("write_families").layers(page) == page, "run python docs/tools/write_families.py"
+    assert load_script("write_families", "docs/tools").layers(page) == page, "run python docs/tools/write_families.py"
 
 
 @pytest.mark.representatives("aft_simple")
@@ -166,7 +166,7 @@ def test_the_table_of_mixers_is_current():
 )
 def test_a_picture_is_current(family):
     picture = (ROOT / "docs" / "families" / "pictures" / f"{family}.svg").read_text()
-    assert load_script("draw_families").picture(family) == picture, (
+    assert load_script("draw_families", "docs/tools").picture(family) == picture, (
         f"run python docs/tools/draw_families.py --families={family}"
     )
 

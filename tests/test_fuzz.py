@@ -1,12 +1,12 @@
 """Any config and any words end in a run or in a list of errors: exit code 2, never a traceback."""
 
 import dataclasses
-import pathlib
 import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small import config_names
 
 from flash_lm import evaluate, generate, train
 from flash_lm.cli.load import load_config
@@ -18,7 +18,7 @@ from flash_lm.families.family import FAMILIES, complete_config
 from flash_lm.training import train_loop
 from flash_lm.training.sharding import make_mesh
 
-CONFIGS = sorted(str(path) for path in pathlib.Path("configs").glob("*.py") if path.stem != "__init__")
+CONFIGS = [name for name in config_names() if "/" not in name]
 KEYS = sorted(
     f"{group}.{key}" if isinstance(value, dict) else group
     for group, value in base.get_config().to_dict().items()

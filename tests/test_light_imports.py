@@ -45,6 +45,16 @@ def test_help_imports_nothing_slow(name):
     assert told("flash_lm", name, "--help") == (code, out, err)
 
 
+@pytest.mark.parametrize("name", ["train", "sweep"])
+def test_help_lists_the_configs_and_their_presets(name):
+    out = " ".join(told(f"flash_lm.{name}", "--help")[1].split())
+    files = out.partition(" configs: ")[2].partition(" presets")[0]
+    assert "ablations/attention_function, " in files and " quickstart, " in files and "base_110m" not in files
+    named = out.partition("presets, as --config=base_110m:NAME: NAME is one of ")[2].partition(" presets")[0]
+    assert {"adaptive_span", "mamba2", "flash_hybrid"} < set(named.split(", "))
+    assert "presets, as --config=base_340m:NAME: NAME is one of transformer_plus_plus, flash, " in out
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_missing_flags_import_nothing_slow(name):
     code, out, err = told(f"flash_lm.{name}")

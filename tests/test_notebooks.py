@@ -47,14 +47,14 @@ def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "focused", FAMILIES["flash"])  # so that they are gone again at the end
     monkeypatch.setattr(keys.SECTIONS, "there", dict(keys.SECTIONS))
     out = tmp_path / "runs"
-    load_script("run_notebook").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
+    load_script("run_notebook", "docs/tools").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
     assert (out / "table.md").exists()
     assert {png.name for png in out.glob("*.png")} == {png.name for png in (PICTURES / path.stem).glob("*.png")}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_first_cells(path):
-    script, text = load_script("write_notebooks"), path.read_text(encoding="utf-8")
+    script, text = load_script("write_notebooks", "docs/tools"), path.read_text(encoding="utf-8")
     notebook = json.loads(text)
     current = script.text_of(script.with_shared_cells(notebook, path.name, script.repository()))
     assert text == current, "run python docs/tools/write_notebooks.py"
@@ -66,7 +66,7 @@ def test_the_first_cells(path):
 
 def test_the_badge_and_the_installation(monkeypatch):
     """Once there is an address; written again, with none, the notebook is as before."""
-    script, path = load_script("write_notebooks"), NOTEBOOKS[0]
+    script, path = load_script("write_notebooks", "docs/tools"), NOTEBOOKS[0]
     notebook = json.loads(path.read_text(encoding="utf-8"))
     found = script.with_shared_cells(script.with_shared_cells(notebook, path.name, ADDRESS), path.name, ADDRESS)
     title, badge, install = ("".join(cell["source"]) for cell in found["cells"][:3])
@@ -82,7 +82,7 @@ def test_the_badge_and_the_installation(monkeypatch):
 
 
 def test_the_installation_without_an_address(monkeypatch):
-    script, path = load_script("write_notebooks"), NOTEBOOKS[0]
+    script, path = load_script("write_notebooks", "docs/tools"), NOTEBOOKS[0]
     found = script.with_shared_cells(json.loads(path.read_text(encoding="utf-8")), path.name, "")
     install = "".join(found["cells"][1]["source"])
     exec(install, {})
@@ -93,7 +93,7 @@ def test_the_installation_without_an_address(monkeypatch):
 
 @pytest.mark.parametrize("address", ["github.com/someone/something", "https://example.org/a/b", ADDRESS + "/"])
 def test_an_address_that_colab_cannot_open(address, tmp_path, monkeypatch):
-    script = load_script("write_notebooks")
+    script = load_script("write_notebooks", "docs/tools")
     (tmp_path / "pyproject.toml").write_text(f'[tool.flash_lm]\nrepository = "{address}"\n')
     monkeypatch.setattr(script, "ROOT", tmp_path)
     with pytest.raises(InputError, match="OWNER/NAME, or empty"):
@@ -107,7 +107,7 @@ def test_a_notebook_runs_as_a_command(tmp_path):
     drawing = "import pathlib\npathlib.Path(OUT).mkdir()\npathlib.Path(OUT, f'{STEPS + 1}.png').write_text('x')"
     cells = [setting, {"cell_type": "code", "metadata": {}, "source": [drawing]}]
     notebook.write_text(json.dumps({"cells": cells}))
-    main, pictures = load_script("run_notebook").main, tmp_path / "pictures"
+    main, pictures = load_script("run_notebook", "docs/tools").main, tmp_path / "pictures"
     main([str(notebook), f"--pictures={pictures}", "STEPS=5", f"OUT={out}"])
     assert [path.name for path in pictures.iterdir()] == ["6.png"]
     with pytest.raises(InputError, match="has no setting STEP"):

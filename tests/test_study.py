@@ -6,7 +6,7 @@ import shlex
 
 import numpy as np
 import pytest
-from small import as_overrides, load_script, small_config, write_corpus
+from small import as_overrides, small_config, write_corpus
 
 from flash_lm import sweep
 from flash_lm.cli.load import load_config, load_module
@@ -17,6 +17,7 @@ from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.sweeps import grid
 from flash_lm.sweeps.grid import check_runs, grid_runs, run_study
 from studies.defaults import decays, optimizers, stability
+from studies.tables import __main__ as tables_program
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -230,7 +231,7 @@ def test_a_config_that_names_no_runs_needs_a_grid(tmp_path):
 @pytest.mark.parametrize("more", [[], ["--scale=small", "--corpus=stdlib"]], ids=["paper", "small"])
 def test_the_commands_of_a_table_are_its_runs(path, more, tmp_path, capsys):
     """For several hosts; what they train, the table's own command takes for its runs."""
-    reproduce, own = load_script("reproduce"), ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
+    reproduce, own = tables_program, ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
     reproduce.main([f"--table={path.stem}", f"--out={tmp_path}", "--commands=launch it", *more, *own])
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert all(line[:2] == ["launch", "it"] for line in lines)
@@ -246,7 +247,7 @@ def test_the_commands_of_a_table_are_its_runs(path, more, tmp_path, capsys):
 
 
 def test_a_folder_is_a_data_set_or_text_by_its_files(tmp_path):
-    reproduce, config = load_script("reproduce"), load_config("quickstart", [])
+    reproduce, config = tables_program, load_config("quickstart", [])
     for name, kind in (("books/a.txt", "text"), ("tables/data/train.parquet", "hf")):
         file = tmp_path / name
         file.parent.mkdir(parents=True)
@@ -260,7 +261,7 @@ def test_a_folder_is_a_data_set_or_text_by_its_files(tmp_path):
 
 @pytest.mark.slow
 def test_a_table_is_reproduced_and_continues_after_a_stop(config, tmp_path, capsys):
-    reproduce = load_script("reproduce")
+    reproduce = tables_program
     out = tmp_path / "out"
     sizes = {"model.num_layers": 1, "model.model_dim": 16, "train.steps": 2, "train.warmup_steps": 0}
     sizes |= {"train.eval_every": 0, "data.tokens_per_batch": 8192, "data.cache_dir": str(tmp_path / "cache")}

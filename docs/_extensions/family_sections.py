@@ -8,10 +8,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from docs.tools.base_facts import LENGTHS, base_facts, paper_link
 from flash_lm.config import keys
 from flash_lm.config.registry import FAMILIES
 from flash_lm.families.family import Family
-from docs.tools.base_facts import LENGTHS, base_facts, paper_link
 from flash_lm.models.facts import Facts
 
 _HERE = "% every family\n"

@@ -7,10 +7,10 @@ import argparse
 import pathlib
 import re
 
+from docs.tools.base_facts import CAPACITIES, base_facts, paper_link
 from flash_lm.cli.run import run
 from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
-from docs.tools.base_facts import CAPACITIES, base_facts, paper_link
 from flash_lm.report.marked_blocks import replaced
 
 _ROOT = pathlib.Path(__file__).parent.parent

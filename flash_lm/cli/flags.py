@@ -10,7 +10,6 @@ from flash_lm.runs.run_name import HUB, RunName
 
 HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
 HOSTS_HELP = "run as one of several processes: of the detected cluster, or of COUNT, with process 0 at ADDRESS:PORT"
-CONFIG_HELP = "a config file, or the name of one, such as quickstart; --config.KEY=VALUE sets one of its keys"
 PLUGINS_HELP = "modules that the run asks for: importing them runs their code, so only those named here are imported"
 CACHE_HELP = "do not read or write the compilation cache; JAX_COMPILATION_CACHE_DIR selects another cache folder"
 

@@ -1,9 +1,16 @@
-"""Reads the config that a command names: a config file, a config of the package, or the folder of a run."""
+"""Reads the config that a command names: a config file, a config of the package, or the folder of a run.
 
+A config file defines get_config(). If it has presets, it declares them as PRESETS, a dict from each name to what
+differs, and defines get_config(name): --config=FILE:NAME passes NAME. No file without PRESETS takes a name.
+"""
+
+import argparse
 import difflib
 import importlib.util
+import inspect
 import logging
 import pathlib
+import re
 import types
 from typing import Any
 
@@ -17,13 +24,45 @@ from flash_lm.errors import InputError
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+_DECLARES = re.compile("^PRESETS\\b", re.MULTILINE)
+_CONFIG_HELP = (
+    "a config file, or the name of one, such as quickstart; FILE:NAME for a preset of a file that has them; "
+    "--config.KEY=VALUE sets one of its keys"
+)
+
+
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --config, and the configs of the package to --help."""
+    parser.add_argument("--config", required=True, help=_CONFIG_HELP)
+    configs = packaged_configs()
+    parser.add_argument_group("configs", ", ".join(name for name, presets in configs.items() if not presets))
+    for name, presets in configs.items():
+        if presets:
+            parser.add_argument_group(f"presets, as --config={name}:NAME", f"NAME is one of {', '.join(presets)}")
+
+
+def packaged_configs() -> dict[str, tuple[str, ...]]:
+    """The names of the package's configs, each with those of its presets, if it has any."""
+    files = {str(x.relative_to(_CONFIGS).with_suffix("")): x for x in _CONFIGS.glob("**/[!_]*.py")}
+    # Those without presets are not run: some import much, and --help need not wait for them.
+    return {
+        name: tuple(load_module(str(file)).PRESETS) if _DECLARES.search(file.read_text(encoding="utf-8")) else ()
+        for name, file in sorted(files.items())
+    }
+
+
+def split_preset(path: str) -> tuple[str, str | None]:
+    """Splits FILE:NAME; a file or a folder whose own name has a colon is whole, with None for NAME."""
+    file, colon, name = path.rpartition(":")
+    is_name = colon and not {"/", "\\"} & {*name} and not pathlib.Path(path).exists()
+    return (file, name or None) if is_name else (path, None)
 
 
 def load_module(path: str) -> types.ModuleType:
     """Runs a config file.
 
     Args:
-        path: a file, or the name of a config of the package, such as quickstart or tables/c4.
+        path: a file, or the name of a config of the package, such as quickstart or tables/c4; without a preset's name.
 
     Raises:
         InputError: there is no such config, or it defines no get_config().
@@ -32,10 +71,7 @@ def load_module(path: str) -> types.ModuleType:
     if not file.is_file() and file.suffix != ".py":
         file = _CONFIGS / f"{path}.py"
     if not file.is_file():
-        names = sorted(str(x.relative_to(_CONFIGS).with_suffix("")) for x in _CONFIGS.glob("**/[!_]*.py"))
-        near = difflib.get_close_matches(str(pathlib.Path(path).with_suffix("")).removeprefix("configs/"), names, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"give a file, or one of {', '.join(names)}"
-        raise InputError(f"no config {path}: {advice}")
+        raise InputError(f"no config {path}: {_nearest(path)}")
     spec = importlib.util.spec_from_file_location(f"flash_lm_config_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is not a Python file: give one that defines get_config()")
@@ -52,28 +88,78 @@ def load_module(path: str) -> types.ModuleType:
     return module
 
 
+def read_config(path: str) -> ConfigDict:
+    """Calls the get_config of a config file, or of one of its presets.
+
+    Args:
+        path: FILE or FILE:NAME, where FILE is as for `load_module`.
+
+    Raises:
+        InputError: there is no such config or preset, or FILE has presets and no NAME is given, or the reverse.
+    """
+    file, name = split_preset(path)
+    module = load_module(file)
+    presets: list[str] = list(getattr(module, "PRESETS", ()))
+    if name is not None:
+        if not presets or not _takes(module.get_config, name):
+            raise InputError(f"{file} has no presets, that is PRESETS and get_config(name): leave :{name} out")
+        if name not in presets:
+            near = difflib.get_close_matches(name, presets, n=1)
+            advice = f"did you mean {file}:{near[0]}?" if near else f"give one of {', '.join(presets)}"
+            raise InputError(f"{file} has no preset {name}: {advice}")
+        return module.get_config(name)
+    if not _takes(module.get_config):
+        known = f"where NAME is one of {', '.join(presets)}" if presets else "and declare what NAME may be as PRESETS"
+        raise InputError(f"{file} needs the name of a preset: give --config={file}:NAME, {known}")
+    return module.get_config()
+
+
+def config_name(path: str) -> str:
+    """What a run of a config is called: quickstart, or base_110m_mamba2 for configs/base_110m.py:mamba2."""
+    file, name = split_preset(path)
+    return "_".join([pathlib.Path(file).stem, *([name] if name else [])])
+
+
 def load_config(path: str, overrides: list[str]) -> ConfigDict:
     """Reads a config file and applies overrides.
 
     Args:
-        path: a Python file that defines get_config(), the name of one in `configs`, or the folder of a run or an
-            exported model, whose config is then used.
+        path: a Python file that defines get_config(), or the name of one in `configs`, with :NAME for a preset; or
+            the folder of a run or an exported model, whose config is then used.
         overrides: command-line words such as --config.model.num_layers=4.
 
     Raises:
-        InputError: there is no such file, or overrides are wrong, one per line.
+        InputError: there is no such file or preset, or overrides are wrong, one per line.
     """
     flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
     import_plugins(_names(flag[-1]) if flag else ())
     of_ours = (_CONFIGS / f"{path}.py").exists()
     is_run = not of_ours and (pathlib.Path(path) / "config.json").exists()
-    config = _of_run(path) if is_run else load_module(path).get_config()
+    config: Any = _of_run(path) if is_run else read_config(path)
     import_plugins(() if flag else plugins_of(config))  # the flag replaces the config's plugins
     add_sections(config)
     apply_overrides(config, overrides)
     check_path(config, overrides)
     _report_unread(config, overrides)
     return config
+
+
+def _nearest(path: str) -> str:
+    """The config or preset of the package that is most like what is not there, or all configs."""
+    configs = packaged_configs()
+    near_by = {preset: f"{name}:{preset}" for name, presets in reversed(configs.items()) for preset in presets}
+    near_by |= {name: name for name in configs}
+    given = str(pathlib.Path(path).with_suffix("")).removeprefix("configs/")
+    near = difflib.get_close_matches(given, near_by, n=1)
+    return f"did you mean {near_by[near[0]]}?" if near else f"give a file, or one of {', '.join(configs)}"
+
+
+def _takes(get_config: Any, *names: str) -> bool:
+    try:
+        inspect.signature(get_config).bind(*names)
+    except TypeError:
+        return False
+    return True
 
 
 def _of_run(folder: str) -> Any:

@@ -1,6 +1,7 @@
 """Shows whether a run's generated text degrades far beyond the length of its training.
 
-    python -m studies.claims.long_text runs/flash/rows_of_512/flash_count_seed_* --tokens=8192 --out=studies/claims/results/long_text.jsonl
+    python -m studies.claims.long_text runs/flash/rows_of_512/flash_count_seed_* --tokens=8192 \
+        --out=studies/claims/results/long_text.jsonl
 
 Texts are drawn at temperature 1 from nothing but begin-of-text, and are not allowed to end. Of windows as long as the
 rows of training: the mean −log p of the drawn tokens (nats), which for a model that stays itself stays level, and the

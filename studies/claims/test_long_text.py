@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from small import load_script, small_config, write_corpus
+from small import small_config, write_corpus
 
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.training.train_loop import train
+from studies.claims import long_text
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -15,7 +16,7 @@ def test_a_text_that_repeats_itself_shows():
     fresh, stuck = np.arange(16), np.full(16, 7)
     tokens = np.stack([np.concatenate([fresh, stuck]), np.concatenate([fresh, fresh])])
     log_probs = np.concatenate([np.full((2, 16), -3.0), np.full((2, 16), -0.5)], axis=1)
-    first, last = load_script("long_text").windows(tokens, log_probs, 16)
+    first, last = long_text.windows(tokens, log_probs, 16)
     assert first == {"start": 0, "nll": 3.0, "distinct": 1.0}
     # 13 runs of four in a window: one different among those of the stuck text, all of the fresh one.
     assert last["start"] == 16 and last["nll"] == 0.5 and last["distinct"] == pytest.approx((1 / 13 + 1) / 2)
@@ -31,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_run_beyond_the_length_of_its_training(folder, capsys):
-    script, out = load_script("long_text"), folder / "out.jsonl"
+    script, out = long_text, folder / "out.jsonl"
     script.main([str(folder / "mine"), "--tokens=80", "--samples=2", f"--out={out}"])
     lines = read_jsonl(out)
     length = lines[0]["length"]

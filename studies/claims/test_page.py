@@ -10,18 +10,17 @@ import statistics
 import tomllib
 
 import pytest
-from small import load_script
 
-from flash_lm.cli.load import load_module
+from flash_lm.cli.load import load_module, read_config
 from flash_lm.config.experiment import parse
-from studies.claims.configs import books
-from studies.claims.configs import aft, divisor, flash
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.families.flash import GAUOptions
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
-from studies.quality.claims import trunks
 from flash_lm.sweeps.grid import changed
+from studies.claims import __main__ as claims_program
+from studies.claims.configs import aft, books, divisor, flash
+from studies.quality.claims import trunks
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results"
 TABLE = tomllib.loads((RESULTS / "claims.toml").read_text())
@@ -49,7 +48,7 @@ def write_run(folder: pathlib.Path, name: str, seed: int, perplexity: float, spl
 
 
 def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, monkeypatch):
-    script, out, runs = load_script("claims"), tmp_path / "results", tmp_path / "runs"
+    script, out, runs = claims_program, tmp_path / "results", tmp_path / "runs"
     table = tmp_path / "claims.toml"  # without what is withdrawn of our own runs, whose verdict would not show
     table.write_text(re.sub("^withdrawn = .*\n", "", script.TABLE.read_text(), flags=re.MULTILINE))
     monkeypatch.setattr(script, "TABLE", table)
@@ -84,7 +83,7 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, mon
 
 
 def test_runs_of_another_machine_stay(tmp_path):
-    script, out = load_script("claims"), tmp_path / "results"
+    script, out = claims_program, tmp_path / "results"
     for seed, machine in enumerate(("one", "other")):
         write_run(tmp_path / machine, "simple", seed, 5.0)
     write_run(tmp_path / "other", "simple", 0, 4.0)  # and one that is here replaces what was
@@ -111,11 +110,11 @@ def test_runs_of_another_machine_stay(tmp_path):
 )
 def test_bad_arguments(tmp_path, arguments, words):
     with pytest.raises(InputError, match=re.escape(words)):
-        load_script("claims").main([*arguments, f"--out={tmp_path}"])
+        claims_program.main([*arguments, f"--out={tmp_path}"])
 
 
 def test_the_committed_page_is_that_of_the_committed_results():
-    script = load_script("claims")
+    script = claims_program
     evidence = script.read_evidence(RESULTS)
     assert (RESULTS / "CLAIMS.md").read_text() == script.page(evidence) + "\n"
     written = [json.loads(line) for line in (RESULTS / "claims" / "verdicts.jsonl").read_text().splitlines()]
@@ -133,7 +132,7 @@ def test_the_lines_say_what_the_page_says():
 
 def test_the_sizes_of_the_arithmetic_are_those_of_its_config():
     (rule,) = (part for row in TABLE["claims"] for part in row["rules"] if part["rule"] == "arithmetic")
-    model = complete_config(parse(load_module("configs/flash_base.py").get_config())).model
+    model = complete_config(parse(read_config("configs/flash_base.py"))).model
     gau = model[GAUOptions]
     assert rule["over"] == [model[ChunkOptions].size, gau.shared_dim] and rule["under"] == [gau.expanded_dim]
 
@@ -244,7 +243,7 @@ def test_the_command_under_a_figure_makes_its_file():
         made = {flags(TABLE["commands"][name])["out"] for name in row.get("commands", ())}
         folders = {str(pathlib.Path("results", path).parent) for part in row["rules"] for path in part.get("files", ())}
         assert folders == made or not folders, row["text"]
-    sweeps = [x for claim in load_script("claims").read_table()[1] for x in claim.commands if "--study=" in x]
+    sweeps = [x for claim in claims_program.read_table()[1] for x in claim.commands if "--study=" in x]
     for command in sweeps:
         sweep, study, runs = re.fullmatch(r"`([^`]+)`.* --study=(\S+) --runs=([^`]+)`", command).groups()
         assert flags(sweep)["workdir"] == runs == f"runs/{study}" and flags(sweep)["split"] == "test"

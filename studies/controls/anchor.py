@@ -14,9 +14,9 @@ from flash_lm.configs import base
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
-from studies.quality.run import ShouldStop, study_hash
 from flash_lm.sweeps.grid import changed, train_whole
 from studies.protocol.queue import Job
+from studies.quality.run import ShouldStop, study_hash
 
 PART = "anchor"
 PUBLISHED_NATS, NEAR_NATS = 1.88, 0.05

@@ -3,15 +3,11 @@
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
-from flash_lm.errors import RunError
 from flash_lm.runs.provenance import hash_of_files
 from studies.controls import anchor
 from studies.controls.design import Data
-
-_SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "study_data.py"
+from studies.quality import data as texts
 
 
 def prepared(data: pathlib.Path, folder: pathlib.Path) -> Data:
@@ -22,14 +18,12 @@ def prepared(data: pathlib.Path, folder: pathlib.Path) -> Data:
         folder: gets study/ and shakespeare/, whole or not at all.
 
     Raises:
-        InputError: there is no text of Shakespeare.
-        RunError: studies/quality/data.py failed; it has said why.
+        InputError: a text is missing.
     """
     if not folder.exists():
         partial = folder.with_name(f"{folder.name}.{os.getpid()}")
         anchor.write_text(data / "shakespeare" / "input.txt", partial / "shakespeare")
-        if subprocess.run([sys.executable, str(_SCRIPT), str(data), f"--out={partial / 'study'}"]).returncode:
-            raise RunError(f"the texts in {data} could not be prepared")
+        texts.main([str(data), f"--out={partial / 'study'}"])
         try:
             os.replace(partial, folder)
         except OSError:

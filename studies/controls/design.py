@@ -1,27 +1,26 @@
-"""The jobs of the controls in the order of what they tell for an hour, and their hypotheses: studies/controls/README.md."""
+"""The jobs of the controls in the order of what they tell for an hour; README.md beside this file says why."""
 
 import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from studies.quality import config
 from flash_lm.runs.jsonl import Line
-from studies.protocol.jobs import made_lines
-from studies.quality.run import POSITIONS, Part
-from studies.quality.step_times import time_parts
 from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, recall
 from studies.controls.language import Candidate, Text, chosen, jobs
+from studies.protocol.jobs import made_lines
 from studies.protocol.queue import Job
+from studies.quality import config as study
+from studies.quality.run import POSITIONS, Part
+from studies.quality.step_times import time_parts
 
 NAME = "controls"
-OLDER = "study/runs"  # the first study's lines, of which some count here, too
 _TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # its rates of these, with three seeds each
 LAST_HALF = "1024–2047"  # of the positions in rows of 2048
 GAIN = 1.02  # factor in perplexity that tokens farther than 512 must be worth
 
-_T, _F = config.MODELS["transformer_plus_plus"], config.MODELS["flash_scores"]
-_Q = config.MODELS["flash_quad"] | {"model.max_length": 512}  # for which its bias is the Toeplitz one, as published
+_T, _F = study.MODELS["transformer_plus_plus"], study.MODELS["flash_scores"]
+_Q = study.MODELS["flash_quad"] | {"model.max_length": 512}  # for which its bias is the Toeplitz one, as published
 _UNTIED = {"model.tie_embeddings": False}
 _NO_BIAS = {"model.gau.relative_bias": "none"}
 _LOW, _HIGH = (0.003, 0.0042, 0.006), (0.006, 0.0085, 0.012)
@@ -80,9 +79,9 @@ FIRST = [
 ]
 THEN = [
     Group(ROWS, [Candidate("flash_quad_toeplitz_scores", _Q | {"model.divides": "scores"}, _LOW)]),
-    Group(ROWS, [Candidate("transformer", config.MODELS["transformer"], _LOW)]),
+    Group(ROWS, [Candidate("transformer", study.MODELS["transformer"], _LOW)]),
     Group(ROWS, [Candidate("linear_transformer_rotary", {"model.family": "linear_transformer"} | _PLAIN, _LOW)]),
-    Group(ROWS, [Candidate("transformer_plus", config.MODELS["transformer_plus"], _LOW)]),
+    Group(ROWS, [Candidate("transformer_plus", study.MODELS["transformer_plus"], _LOW)]),
     Group(ROWS, [Candidate("transformer_plus_plus/untied", _T | _UNTIED, _LOW), _of_flash("untied", _UNTIED)]),
     Group(ROWS, [Candidate("flash_quad_toeplitz", _Q | {"model.divides": "weights"}, _LOW)]),
 ]
@@ -93,10 +92,15 @@ LAST = [
 ]
 
 
-def lines_of(results: pathlib.Path) -> list[Line]:
-    """The lines of the controls, and those of the first study that count here, too."""
-    older = [line for line in made_lines(results / OLDER) if _TAKEN.get(line["run"]) == line.get("rate")]
-    return [line for line in older if line["part"] == ROWS.name] + made_lines(results / NAME / "runs")
+def folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """The results of the controls and of the study of quality, below the root of the repository."""
+    return root / "studies" / NAME / "results", root / "studies" / "quality" / "results"
+
+
+def lines_of(controls: pathlib.Path, quality: pathlib.Path) -> list[Line]:
+    """The lines of the controls, and those of the study of quality that count here, too, from the folders of both."""
+    older = [line for line in made_lines(quality / "runs") if _TAKEN.get(line["run"]) == line.get("rate")]
+    return [line for line in older if line["part"] == ROWS.name] + made_lines(controls / "runs")
 
 
 def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
@@ -128,12 +132,12 @@ def groups(lines: Sequence[Line]) -> list[Group]:
     return [*FIRST, *([_far_group(name)] if name else []), *THEN, *LAST]
 
 
-def time_steps(data: Data, results: pathlib.Path, rounds: int) -> list[Line]:
+def time_steps(data: Data, controls: pathlib.Path, quality: pathlib.Path, rounds: int) -> list[Line]:
     """Times the steps of the models of rows of 512 that have lines, into step_times.jsonl."""
-    config = changed(config.get_config(), _text("study", data).data)
+    config = changed(study.get_config(), _text("study", data).data)
     models = {x.name: x.changes for group in groups([]) if group.part is ROWS for x in group.candidates}
-    file = results / NAME / "step_times.jsonl"
-    return time_parts(config, [ROWS._replace(models=models)], lines_of(results), rounds, file)
+    lines, file = lines_of(controls, quality), controls / "step_times.jsonl"
+    return time_parts(config, [ROWS._replace(models=models)], lines, rounds, file)
 
 
 def gain(lines: Sequence[Line], part: str) -> float | None:
@@ -189,7 +193,7 @@ def _text(name: str, data: Data) -> Text:
     """What a part reads."""
     study_data = data.folder / "study"
     changes = {
-        "study": {"data.mixture": config.mixture(study_data)},
+        "study": {"data.mixture": study.mixture(study_data)},
         "far_books": {"data.path": str(study_data / "books")},
         "far_bigrams": {"data.corpus": "bigrams", "data.pack": "examples", "data.bigrams.symbols": 48},
     }

@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Sequence
 
 from flash_lm.runs.jsonl import Line, grouped
+from studies.controls import anchor, recall
+from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED, Hypothesis
 from studies.protocol.ratios import SEEDS
 from studies.protocol.verdicts import NOT_RUN
-from studies.controls import anchor, recall
-from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 
 RECALLED = 0.5  # of the pairs, that a model which has learned to recall is above
 _SOFTMAX, _FLASH, _QUAD = "transformer_plus_plus", "flash_scores", "flash_quad_toeplitz_scores"

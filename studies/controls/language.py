@@ -5,11 +5,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from studies.quality import config
 from flash_lm.runs.jsonl import Line
-from studies.quality.run import DECAY, Part, ShouldStop, Trunk, one_trunk, study_hash
 from flash_lm.sweeps.grid import Changes, changed
 from studies.protocol.queue import Job
+from studies.quality import config as study
+from studies.quality.run import DECAY, Part, ShouldStop, Trunk, one_trunk, study_hash
 
 # Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.
 _STEP_S = {
@@ -59,7 +59,7 @@ def jobs(
         lines: so far, of these and of taken runs.
         taken: candidates with a rate whose runs, with all seeds, are lines of an older study.
     """
-    config = changed(config.get_config(), text.data)
+    config = changed(study.get_config(), text.data)
     found = []
     for candidate in candidates:
         own = part._replace(models={candidate.name: candidate.changes})

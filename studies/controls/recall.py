@@ -8,13 +8,13 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from studies.recall.configs import mqar_as_measured as measured
 from flash_lm.runs.jsonl import Line, grouped
 from flash_lm.runs.run_folder import run_hash
-from studies.quality.run import ShouldStop
-from studies.recall.run import Model, models_of, one_run
 from flash_lm.sweeps.grid import changed
 from studies.protocol.queue import Job
+from studies.quality.run import ShouldStop
+from studies.recall.configs import mqar_as_measured as measured
+from studies.recall.run import Model, models_of, one_run
 
 PART = "mqar"
 MODELS = ("flash+short_convolution=3", "gated_deltanet")

@@ -4,23 +4,22 @@ import itertools
 import pathlib
 
 import pytest
-from small import ROOT, load_script
+from small import ROOT
 
 from flash_lm.config.experiment import parse
-from studies.quality import config
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import facts
-from flash_lm.runs.jsonl import read_jsonl
-from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED
-from studies.protocol.jobs import is_made
-from studies.protocol.verdicts import NOT_RUN
-from studies.quality.run import Part, study_hash, trunks_of
 from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import Candidate, Text, best_rate, chosen, jobs, rates_of
+from studies.protocol.hypotheses import FAILS, HOLDS, UNDECIDED
+from studies.protocol.jobs import is_made
 from studies.protocol.queue import MOST_HOURS, read_hashes
+from studies.protocol.verdicts import NOT_RUN
+from studies.quality import config as study
+from studies.quality.run import Part, study_hash, trunks_of
 from studies.report import write_controls
 
 DATA = design.Data(pathlib.Path("data"), "texts")
@@ -71,8 +70,8 @@ def test_models_that_are_compared_have_one_size():
         sizes = {"tied": {}, "untied": {}}
         for group in names:
             for candidate in group.candidates:
-                own = changed(config.get_config(), {**candidate.changes, **group.part.changes})
-                own.model.vocab_size = config.WORDS
+                own = changed(study.get_config(), {**candidate.changes, **group.part.changes})
+                own.model.vocab_size = study.WORDS
                 size = facts(own.model.family, own.model, (), ()).parameters
                 sizes["tied" if own.model.tie_embeddings else "untied"][candidate.name] = size
         for of_form in sizes.values():
@@ -84,7 +83,7 @@ def test_flash_quad_has_the_bias_that_is_published_for_its_rows():
     assert len(toeplitz) == 10
     for job in toeplitz:
         with_bias = lambda bias, job=job: changed(
-            job.config, {"model.gau.relative_bias": bias, "model.vocab_size": config.WORDS}
+            job.config, {"model.gau.relative_bias": bias, "model.vocab_size": study.WORDS}
         )
         sizes = [facts("flash_quad", with_bias(bias).model, (), ()).parameters for bias in (None, "toeplitz", "rope")]
         assert sizes[0] == sizes[1] != sizes[2] and job.config.data.length == 512
@@ -93,11 +92,11 @@ def test_flash_quad_has_the_bias_that_is_published_for_its_rows():
 
 def test_the_linear_transformer_and_transformer_plus_differ_by_softmax_alone():
     by_name = {c.name: c.changes for group in design.THEN for c in group.candidates}
-    linear, plus = (changed(config.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus"))
+    linear, plus = (changed(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus"))
     own = [complete_config(parse(changed(x, {"data.path": "x"}))).model for x in (linear, plus)]
     same = [(x.rotary, x.absolute_positions, x.mlp_dim, x.norm, x.residual_init) for x in own]
     assert same[0] == same[1] and same[0][:2] == (True, "none")
-    known = [changed(x, {"model.vocab_size": config.WORDS}).model for x in (linear, plus)]
+    known = [changed(x, {"model.vocab_size": study.WORDS}).model for x in (linear, plus)]
     sizes = [facts(x.family, x, (), ()).parameters for x in known]
     assert sizes[0] == sizes[1]
 
@@ -109,8 +108,8 @@ def test_runs_of_the_first_study_count_where_their_config_is_the_same():
     assert taken == {(run, seed) for run in ("transformer_plus_plus", "flash_scores") for seed in (0, 1, 2)}
     names = {job.name for job in design.jobs_now(DATA, [])}
     assert not names & {"rows_of_512_transformer_plus_plus_0.006_seed_0", "rows_of_512_flash_scores_0.012_seed_0"}
-    config = changed(config.get_config(), {"data.tokens_per_batch": 4096})
-    config.data.mixture = config.mixture(pathlib.Path("elsewhere"))
+    config = changed(study.get_config(), {"data.tokens_per_batch": 4096})
+    config.data.mixture = study.mixture(pathlib.Path("elsewhere"))
     scored = [[*of] for of in (design.ROWS.shares, design.ROWS.lengths, design.ROWS.slices)]
     for candidate in (design.SOFTMAX, design.FLASH):
         trunks = trunks_of(config, [design.ROWS._replace(models={candidate.name: candidate.changes})])
@@ -129,11 +128,6 @@ def test_what_the_queue_has_made_counts_under_the_hash_of_its_commit():
     files = {job.name: results / design.NAME / "runs" / f"{job.name}.jsonl" for job in jobs_now}
     made = [job for job in jobs_now if is_made(files[job.name], job.known, hashes)]  # else it raises
     assert {job.about["run"] for job in made} >= {*anchor.FAMILIES}
-    former_hash = load_script("rehash_results").former_hash
-    for job in made:
-        (*_, line) = read_jsonl(files[job.name])
-        if job.name.startswith(anchor.PART) and hashes.get(line["study_hash"]):  # of a commit with the former hashes
-            assert line["config_hash"] == former_hash(job.config.to_dict())
 
 
 SMALL = Part("part", {}, {}, (0, 1, 2), 200)

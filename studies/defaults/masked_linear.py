@@ -3,18 +3,19 @@
     python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
     python -m flash_lm.sweep --config=studies/defaults/masked_linear.py --workdir=runs/masked_linear --split=validation
 
-Everything but what a run names is as in that pretraining (studies/transfer/config.py), seed 0. A run has learned context
-if its loss is below 5.5 nats, the limit of that study; frequencies alone have 6.2. One seed tells what can happen.
+Everything but what a run names is as in that pretraining (studies/transfer/config.py), seed 0. A run has learned
+context if its loss is below 5.5 nats, the limit of that study; frequencies alone have 6.2. One seed tells what can
+happen.
 """
 
 from ml_collections import ConfigDict
 
-from studies.transfer import config
+from studies.transfer import config as transfer
 
 
 def get_config() -> ConfigDict:
-    config = config.get_config()
-    config.update_from_flattened_dict(config.get_pretraining())
+    config = transfer.get_config()
+    config.update_from_flattened_dict(transfer.get_pretraining())
     config.model.family = "linear_transformer"
     config.data.update(
         path="runs/transfer/data/unlabelled", tokenizer_path="runs/transfer/data/tokenizer.model", text_column="text"

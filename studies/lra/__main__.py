@@ -2,11 +2,11 @@
 
     python -m flash_lm.sweep --config=studies/lra/configs/listops_short.py --split=test --workdir=runs/lra/listops
     python -m studies.lra.data $DATA/mnist --out=runs/lra/data/image
-    python -m flash_lm.sweep --config=studies/lra/configs/image_short.py --config.data.path=runs/lra/data/image --split=test \
-        --workdir=runs/lra/image
+    python -m flash_lm.sweep --config=studies/lra/configs/image_short.py --config.data.path=runs/lra/data/image \
+        --split=test --workdir=runs/lra/image
     python -m studies.lra.data runs/transfer/data/labelled --out=runs/lra/data/text
-    python -m flash_lm.sweep --config=studies/lra/configs/text_short.py --config.data.path=runs/lra/data/text --split=test \
-        --workdir=runs/lra/text
+    python -m flash_lm.sweep --config=studies/lra/configs/text_short.py --config.data.path=runs/lra/data/text \
+        --split=test --workdir=runs/lra/text
     python -m studies.lra --runs=runs/lra --out=studies/lra/results
 
 OUT gets runs.jsonl (a line for each classifier), table.md and lra.png. Lines of OUT whose sweep is not in the folder of
@@ -17,10 +17,10 @@ import argparse
 
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
-from studies.lra import published, config
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import read_lines, write_jsonl
+from studies.lra import models, published
 from studies.lra.report import lines_of, lra_table, plot_lra
 
 
@@ -41,11 +41,11 @@ def main(argv: list[str]) -> None:
         )
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out / "runs.jsonl", lines)
-    text = lra_table(lines, config.FAMILIES, published.ACCURACY, published.TASKS)
+    text = lra_table(lines, models.FAMILIES, published.ACCURACY, published.TASKS)
     text = f"Test accuracy in %. {published.NOTE}\n\n{text}"
     (arguments.out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
-        plot_lra(lines, config.FAMILIES, published.TASKS, arguments.out / "lra.png")
+        plot_lra(lines, models.FAMILIES, published.TASKS, arguments.out / "lra.png")
     print(text)
 
 

@@ -15,7 +15,7 @@ def lines_of(workdir: pathlib.Path, task: str) -> list[Line]:
     """The scores of a sweep's classifiers on the test split, with their task and arm.
 
     Args:
-        workdir: folder of a sweep of configs/lra/: its runs are named FAMILY_ARM.
+        workdir: folder of a sweep of studies/lra/configs/: its runs are named FAMILY_ARM.
         task: name of the task.
     """
     found = []

@@ -8,15 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import ROOT, load_script
+from small import ROOT
 
 from flash_lm.configs.base import get_config
-from studies.lra import published, config
-from studies.lra.configs import listops_short
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.runs.run_folder import run_hash
 from flash_lm.sweeps.grid import changed
+from studies.lra import __main__ as lra_program
+from studies.lra import data, models, published
+from studies.lra.configs import listops_short
 
 
 def run(folder, accuracy: float, **more) -> None:
@@ -32,7 +33,7 @@ def test_arms_stand_beside_the_published_figures(tmp_path, capsys):
     run(runs / "listops" / "flash_masked", 0.9)  # no classifier
     run(runs / "image" / "transformer_scratch", 0.75)
     run(runs / "image" / "mega_scratch", 0.1, split="validation")
-    load_script("lra").main([f"--runs={runs}", f"--out={out}"])
+    lra_program.main([f"--runs={runs}", f"--out={out}"])
     found = [(x["lra"], x["family"], x["arm"], x["accuracy"]) for x in read_jsonl(out / "runs.jsonl")]
     assert found == [
         ("listops", "flash", "pretrained", 0.625),
@@ -50,13 +51,13 @@ def test_arms_stand_beside_the_published_figures(tmp_path, capsys):
     assert (out / "lra.png").stat().st_size > 10_000
     shutil.rmtree(runs / "listops")
     run(runs / "text" / "flash_scratch", 0.25)
-    load_script("lra").main([f"--runs={runs}", f"--out={out}"])
+    lra_program.main([f"--runs={runs}", f"--out={out}"])
     assert [x["lra"] for x in read_jsonl(out / "runs.jsonl")] == ["listops", "listops", "text", "image"]
 
 
 def test_no_sweep(tmp_path):
     with pytest.raises(InputError, match="has no scored sweep: make one with --workdir="):
-        load_script("lra").main([f"--runs={tmp_path}", f"--out={tmp_path / 'out'}"])
+        lra_program.main([f"--runs={tmp_path}", f"--out={tmp_path / 'out'}"])
 
 
 def test_a_sweep_is_the_one_that_was_measured_and_a_run_by_itself_is_of_today():
@@ -66,12 +67,12 @@ def test_a_sweep_is_the_one_that_was_measured_and_a_run_by_itself_is_of_today():
     runs = listops_short.get_runs(config)
     lines = [line for line in read_jsonl(ROOT / "results" / "lra" / "runs.jsonl") if line["lra"] == "listops"]
     scratch = {line["run"]: line["config_hash"] for line in lines if line["arm"] == "scratch"}
-    assert len(scratch) == len(config.FAMILIES)
+    assert len(scratch) == len(models.FAMILIES)
     assert {name: run_hash(changed(config, runs[name]).to_dict()) for name in scratch} == scratch
 
 
 def test_the_families_are_those_of_the_published_table_and_ours():
-    assert set(published.ACCURACY) == set(config.FAMILIES) - {"flash", "flash_quad"}
+    assert set(published.ACCURACY) == set(models.FAMILIES) - {"flash", "flash_quad"}
     assert all(len(figures) == len(published.TASKS) for figures in published.ACCURACY.values())
 
 
@@ -92,7 +93,7 @@ def test_a_copy_has_fewer_test_rows(more, tmp_path):
         pq.write_table(
             pa.table({"text": [str(i) for i in range(9)], "label": list(range(9))}), corpus / f"{name}.parquet"
         )
-    load_script("lra_data").main([str(corpus), f"--out={out}", *more])
+    data.main([str(corpus), f"--out={out}", *more])
     for name in ("train-images-idx3-ubyte.gz", "train.parquet"):
         assert (out / name).read_bytes() == (corpus / name).read_bytes()
     kept = [0, 4, 8] if more else list(range(9))
@@ -107,5 +108,5 @@ def test_a_copy_has_fewer_test_rows(more, tmp_path):
 def test_a_corpus_without_a_test_split_is_not_copied(tmp_path):
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "train.parquet")
     with pytest.raises(InputError, match="has no test split: expected"):
-        load_script("lra_data").main([str(tmp_path), f"--out={tmp_path / 'out'}"])
+        data.main([str(tmp_path), f"--out={tmp_path / 'out'}"])
     assert not (tmp_path / "out").exists()

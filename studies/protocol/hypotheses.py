@@ -13,7 +13,16 @@ import numpy as np
 
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, grouped
-from studies.protocol.ratios import SEEDS, STRETCHES, MeanRatio, NoFigureError, Variance, loss_at, variance_of_mean, variance_of_text
+from studies.protocol.ratios import (
+    SEEDS,
+    STRETCHES,
+    MeanRatio,
+    NoFigureError,
+    Variance,
+    loss_at,
+    variance_of_mean,
+    variance_of_text,
+)
 from studies.protocol.relations import ALIKE, RELATIONS, bounds
 from studies.protocol.verdicts import NOT_RUN
 

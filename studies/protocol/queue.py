@@ -14,9 +14,10 @@ from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.jsonl import Line, write_jsonl
 from studies.protocol.jobs import begun_here, is_made, write_made
-from studies.quality.run import ShouldStop, curves
 from studies.protocol.locks import holder
+from studies.quality.run import ShouldStop, curves
 
+HASHES = pathlib.Path(__file__).parents[1] / "hashes.json"
 MOST_HOURS = 2.0  # of a job in the queue; a longer one is listed and not made
 
 
@@ -82,10 +83,9 @@ class State(NamedTuple):
 DONE, RUNNING, NEXT, WAITING, LONG = "done", "running", "next", "waiting", "long"
 
 
-def read_hashes(results: pathlib.Path) -> dict[str, str]:
-    """What is in hashes.json of a folder of results: the hash that an older version gave a job -> today's."""
-    file = results / "hashes.json"
-    return load_json(file) if file.exists() else {}
+def read_hashes() -> dict[str, str]:
+    """What is in studies/hashes.json: the hash that an older version gave a job -> today's."""
+    return load_json(HASHES)
 
 
 def work_off(jobs_now: Callable[[], Sequence[Job]], place: Place, about: Line) -> None:

@@ -14,9 +14,21 @@ from small import ROOT
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
-from studies.protocol.jobs import begun_here, write_made
 from studies.protocol import cores
-from studies.protocol.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, Job, Place, read_hashes, states, work_off
+from studies.protocol.jobs import begun_here, write_made
+from studies.protocol.queue import (
+    DONE,
+    LONG,
+    MOST_HOURS,
+    NEXT,
+    RUNNING,
+    WAITING,
+    Job,
+    Place,
+    read_hashes,
+    states,
+    work_off,
+)
 
 ABOUT = {"study_commit": "abc"}
 

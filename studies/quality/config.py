@@ -1,8 +1,8 @@
-"""The study: quality against step time of sixteen models. Its design, set before the first run, is studies/quality/README.md.
+"""The study: quality against step time of sixteen models. README.md has its design, set before the first run.
 
 python -m studies.quality.data $DATA --out=runs/study/data
-python -m studies.tables --table=study --run=runs/study --corpus=runs/study/data --out=runs/study/results
-python -m studies.tables --table=study --out=runs/study/results    # tables and pictures, from the lines
+python -m studies.quality --run=runs/study --corpus=runs/study/data --out=runs/study/results
+python -m studies.quality --out=runs/study/results    # tables and pictures, from the lines
 """
 
 import pathlib

@@ -10,11 +10,11 @@ from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.tuning import write_tuning
 from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
+from flash_lm.sweeps.tuning import best_values
 from studies.protocol.hypotheses import RULE, Hypothesis, step_name, timed_steps, verdict_table
 from studies.protocol.jobs import made_lines
 from studies.quality.implementations import implementations, implementations_table
 from studies.quality.run import POSITIONS
-from flash_lm.sweeps.tuning import best_values
 
 _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
 _MODEL = ("part", "run")

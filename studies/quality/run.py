@@ -19,9 +19,9 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line, read_jsonl, write_jsonl
 from flash_lm.runs.provenance import config_hash
 from flash_lm.runs.run_folder import run_hash
-from studies.protocol.jobs import begun_here, is_made, write_made
 from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, train_whole
 from flash_lm.sweeps.tuning import best_values, tune
+from studies.protocol.jobs import begun_here, is_made, write_made
 
 DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"

@@ -13,10 +13,10 @@ from flash_lm.config.experiment import parse
 from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
 from flash_lm.runs.provenance import config_hash, provenance
 from flash_lm.runs.run_folder import run_hash
-from studies.protocol.hypotheses import step_name
-from studies.quality.run import Part
 from flash_lm.sweeps.grid import Runs, changed
 from flash_lm.training.setup import build_experiment
+from studies.protocol.hypotheses import step_name
+from studies.quality.run import Part
 
 
 def time_parts(

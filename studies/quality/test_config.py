@@ -15,8 +15,8 @@ from flash_lm.families.family import FAMILIES, complete, of_layers
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
 from flash_lm.models.model_inputs import ModelInputs
-from studies.quality.run import schedules, trunks_of
 from flash_lm.sweeps.grid import changed
+from studies.quality.run import schedules, trunks_of
 
 TABLE = load_module("studies/quality/config.py")
 VARIANTS = {name: TABLE.MODELS["flash_scores"] | changes for name, changes in TABLE.ABLATIONS.items()}

@@ -2,7 +2,16 @@
 
 import pytest
 
-from studies.quality.implementations import AGREES, DIFFERS, FAILED, OTHER_TARGETS, UNFINISHED, implementations, implementations_table, rates_of
+from studies.quality.implementations import (
+    AGREES,
+    DIFFERS,
+    FAILED,
+    OTHER_TARGETS,
+    UNFINISHED,
+    implementations,
+    implementations_table,
+    rates_of,
+)
 
 OURS = {"part": "peers", "run": "flash", "split": "test", "length": 512, "trained_length": 512, "perplexity": 100.0}
 TARGETS = {"seed": 0, "corpus_hash": "x", "tokens_blocks": [10, 20]}

@@ -6,18 +6,29 @@ import shutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import load_script, small_config, write_corpus
+from small import small_config, write_corpus
 
 from flash_lm.cli.load import load_module
 from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
-from studies.protocol.jobs import begun_here, made_lines
-from studies.quality import run, step_times
-from studies.quality.run import Part, Workplace, make_parts, parts_named, rates, run_trunks, schedules, trunks_of, tune_models
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.train_loop import train
+from studies.protocol.jobs import begun_here, made_lines
+from studies.quality import data, run, step_times
+from studies.quality.run import (
+    Part,
+    Workplace,
+    make_parts,
+    parts_named,
+    rates,
+    run_trunks,
+    schedules,
+    trunks_of,
+    tune_models,
+)
+from studies.tables import __main__ as tables_program
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -81,9 +92,9 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     assert run_trunks(trunks[:1], place) == [] and made_lines(out / "runs") == lines
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
     fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
-    for wrong, data in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
+    for wrong, texts in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
         with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
-            run_trunks([wrong], Workplace(data, out, runs, bool))
+            run_trunks([wrong], Workplace(texts, out, runs, bool))
     rate_is(out, 3e-3)  # a search that was made again
     with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
         run_trunks(trunks[:1], place)
@@ -220,7 +231,7 @@ def test_schedules_of_several_budgets(tmp_path):
 
 def test_the_texts_of_the_study_have_an_identity(tmp_path):
     """No text is in two splits; other texts have another hash, and another folder has not."""
-    script, found = load_script("study_data"), []
+    script, found = data, []
     for number, (given, out) in enumerate([("a", "one"), ("b", "two"), ("c", "other")]):
         for corpus, splits in script.SPLITS.items():
             for name in {name for name, _, _ in splits.values()}:
@@ -262,7 +273,7 @@ def test_parts_are_chosen_by_name(tmp_path):
     assert parts_named(["peers", "rows_of_512"], parts) == parts[:5]
     with pytest.raises(InputError, match="no part rows: must be among rows_of_512, peers, "):
         parts_named(["peers", "rows"], parts)
-    main, argv = load_script("reproduce").main, ["--parts=peers", f"--out={tmp_path}"]
+    main, argv = tables_program.main, ["--parts=peers", f"--out={tmp_path}"]
     with pytest.raises(InputError, match="--run, --parts and --time are for --table=study"):
         main(["--table=enwik8", *argv])
     message = "--parts and --config.… change what --run makes or --time times: give one of them, too"
@@ -280,7 +291,7 @@ def test_parts_are_chosen_by_name(tmp_path):
 
 def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypatch, capsys):
     """The steps of each part's models that have lines take turns; what was timed is not timed again."""
-    script, made, timed = load_script("reproduce"), [], []
+    script, made, timed = tables_program, [], []
 
     def time_group(group, baseline, rounds):
         timed.append((baseline, *group))

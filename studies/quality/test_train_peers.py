@@ -6,15 +6,16 @@ import sys
 
 import numpy as np
 import pytest
-from small import load_script, small_config, write_corpus
+from small import small_config, write_corpus
 
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
-from studies.protocol.jobs import begun_here, made_lines, write_made
-from studies.quality.run import Part, schedules, trunks_of
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.train_loop import train
+from studies.protocol.jobs import begun_here, made_lines, write_made
+from studies.quality import train_peers
+from studies.quality.run import Part, schedules, trunks_of
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -39,7 +40,7 @@ if question["seed"] < 3:
 
 @pytest.fixture(scope="module")
 def script():
-    return load_script("train_peers")
+    return train_peers
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ A peer stands beside the model of the study's part "peers" that is the same by i
 3 %, the same batches in the same order, AdamW with the same numbers and the same schedule. Its rate is half of ours,
 ours, and twice ours, which was tuned and must be in OUT/rates: all three are reported. A peer that differs from ours
 is examined: PEER/our_values starts from the initial values of ours, at our rate. Each run takes its place in OUT/runs
-beside ours, so tables and verdicts of the study (studies/tables/__main__.py --table=study) have it.
+beside ours, so tables and verdicts of the study (studies/quality/__main__.py) have it.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import numpy as np
 
 from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, shape_of
 from flash_lm.cli.huge_pages import user_environment
-from flash_lm.cli.load import load_module
 from flash_lm.cli.run import run
 from flash_lm.cli.types import words_of
 from flash_lm.config.experiment import parse
@@ -31,16 +30,17 @@ from flash_lm.data.share import whole_batch
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import hash_of_files, provenance
-from studies.protocol.jobs import begun_here, is_made, write_made
-from studies.quality.implementations import rates_of
-from studies.quality.run import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.evaluation import in_blocks, scores_of
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
+from studies.protocol.jobs import begun_here, is_made, write_made
+from studies.quality import config as study
+from studies.quality.implementations import rates_of
+from studies.quality.run import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
 
 WORKER = pathlib.Path(__file__).with_name("train_peers_worker.py")
-TABLE = pathlib.Path(__file__).parent.parent / "configs" / "tables" / "study.py"
+
 PART = "peers"
 # peer -> ours
 PEERS = {
@@ -198,10 +198,9 @@ def main(argv: list[str]) -> None:
     add_python(parser)
     arguments = parser.parse_args(argv)
     check_python(arguments.python)
-    table: Any = load_module(str(TABLE))
-    config = table.get_config()
-    config.data.mixture = table.mixture(arguments.corpus)
-    trunks = trunks_of(config, [part for part in table.get_parts() if part.name == PART])
+    config: Any = study.get_config()
+    config.data.mixture = study.mixture(arguments.corpus)
+    trunks = trunks_of(config, [part for part in study.get_parts() if part.name == PART])
     tasks = tasks_of(words_of(arguments.peers), trunks, arguments.out)
     data = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
     for task in tasks:

@@ -1,6 +1,7 @@
-"""Recall against state: trains the models of a config of configs/recall/, scores each, and draws what they recall.
+"""Recall against state: trains the models of a config, scores each, and draws what they recall.
 
-    python -m studies.recall --config=studies/recall/configs/mqar_as_measured.py --runs=runs/mqar --out=studies/recall/results/mqar
+    python -m studies.recall --config=studies/recall/configs/mqar_as_measured.py --runs=runs/mqar \
+        --out=studies/recall/results/mqar
 
 Each model is trained at each rate with the first seed, and at up to MORE_RATES further ones while its best is the
 lowest or the highest; the rate with the best accuracy on the validation split gets the other seeds. Every run is scored
@@ -21,15 +22,17 @@ from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import read_jsonl, read_lines, write_jsonl
+from flash_lm.training.interrupt import stop_on_signal
 from studies.recall.report import plot_recall, recall_table, summary
 from studies.recall.run import models_of, recall_study, time_decoding
-from flash_lm.training.interrupt import stop_on_signal
 
 
 def main(argv: list[str]) -> None:
     """Trains and scores what is missing, times decoding, and writes table.md, summary.jsonl and recall.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--config", required=True, help="a file of configs/recall/ that has MODELS, WIDTHS and RATES")
+    parser.add_argument(
+        "--config", required=True, help="a file of studies/recall/configs/ that has MODELS, WIDTHS and RATES"
+    )
     parser.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     parser.add_argument("--part", type=_part, default=(1, 1), help="I/N: only train each N-th model, from the I-th on")
@@ -37,7 +40,9 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     module, out = load_module(arguments.config), arguments.out
     if not hasattr(module, "MODELS"):
-        raise InputError(f"{arguments.config} names no models: give a file like studies/recall/configs/mqar_as_measured.py")
+        raise InputError(
+            f"{arguments.config} names no models: give a file like studies/recall/configs/mqar_as_measured.py"
+        )
     out.mkdir(parents=True, exist_ok=True)
     models = models_of(module.get_config(), module.MODELS, module.WIDTHS)
     first, parts = arguments.part

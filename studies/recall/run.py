@@ -18,9 +18,9 @@ from flash_lm.models.facts import facts
 from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
+from flash_lm.sweeps.grid import changed, train_whole
 from studies.protocol.rates_then_seeds import rates_then_seeds
 from studies.recall.report import best
-from flash_lm.sweeps.grid import changed, train_whole
 
 _TOKENS, _ROWS = 8, 16  # of a turn of decoding
 

@@ -4,14 +4,14 @@ import pytest
 from small import ROOT
 
 from flash_lm.configs.base import get_config
-from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import run_hash
+from flash_lm.sweeps.grid import changed
+from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
 from studies.recall.report import best, plot_recall, recall_table, summary
 from studies.recall.run import models_of, recall_study, time_decoding
-from flash_lm.sweeps.grid import changed
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -44,7 +44,7 @@ def test_recorded_runs_are_of_the_config_that_their_command_names():
 
 
 def test_the_config_of_the_page_is_of_todays_defaults():
-    """studies/recall/README.md trains it first: what a model is, but for its size and its convolution, is left to its family."""
+    """The page trains it first: what a model is, but for its size and its convolution, is left to its family."""
     config, base = mqar.get_config().model, get_config().model
     sizes = {"family", "num_layers", "model_dim", "num_heads", "max_length", "gau", "chunks", "window", "linear"}
     changed = {key for key in config if config[key] != base[key]}

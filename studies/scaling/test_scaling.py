@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from small import load_script
 
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.config.experiment import parse
@@ -10,16 +9,17 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import complete
 from flash_lm.models.facts import training_flops
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
-from studies.scaling.law import Law
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.train_state import ModelFunction
+from studies.scaling import __main__ as scaling_program
+from studies.scaling.law import Law
 
 PLAN = ["plan", "--config=quickstart", "--families=flash transformer_plus_plus", "--config.model.vocab_size=2048"]
 
 
 def test_a_plan_is_a_sweep_of_its_budgets(tmp_path, capsys):
     file = tmp_path / "planned.py"
-    load_script("scaling").main([*PLAN, "--budgets=1e13", f"--out={file}"])
+    scaling_program.main([*PLAN, "--budgets=1e13", f"--out={file}"])
     module = load_module(str(file))
     config, runs = module.get_config(), module.get_runs(module.get_config())
     assert config.model.vocab_size == 2048 and len({x["model.family"] for x in runs.values()}) == 2
@@ -35,7 +35,7 @@ def test_a_plan_is_a_sweep_of_its_budgets(tmp_path, capsys):
 
 def test_near_budgets_have_runs_of_their_own(tmp_path, capsys):
     file = tmp_path / "planned.py"
-    load_script("scaling").main([*PLAN, "--budgets=1e13,1.4e13", f"--out={file}"])
+    scaling_program.main([*PLAN, "--budgets=1e13,1.4e13", f"--out={file}"])
     module = load_module(str(file))
     assert f"in {len(module.RUNS)} runs" in capsys.readouterr().out
     assert len({x["train.tokens"] for x in module.RUNS.values()}) == len(module.RUNS)
@@ -53,7 +53,7 @@ def test_a_fit_gives_the_law_of_each_family(tmp_path):
                 folder = tmp_path / f"{family}_{n:g}_{steps}"
                 folder.mkdir()
                 write_jsonl(folder / "results.jsonl", [*(line | other | {"loss": 9.0} for other in others), line])
-    load_script("scaling").main(["fit", *map(str, tmp_path.iterdir()), f"--out={tmp_path}"])
+    scaling_program.main(["fit", *map(str, tmp_path.iterdir()), f"--out={tmp_path}"])
     found = {line["family"]: line for line in read_jsonl(tmp_path / "law.jsonl")}
     for family, law in laws.items():
         assert np.isclose(found[family]["alpha"], law.alpha, rtol=0.03)
@@ -79,6 +79,6 @@ def test_what_cannot_be_planned_or_fitted_is_refused(tmp_path, words, message):
     one = {"family": "flash", "parameters": 7, "step": 1, "batch_tokens": 2, "loss": 3.0, "split": "test"}
     write_jsonl(tmp_path / "results.jsonl", [one])
     with pytest.raises(InputError, match=message):
-        load_script("scaling").main([word.format(tmp=tmp_path) for word in words])
+        scaling_program.main([word.format(tmp=tmp_path) for word in words])
     assert not (tmp_path / "x.py").exists() and not (tmp_path / "law.md").exists()
     assert load_config("quickstart", []).model.family

@@ -1,4 +1,4 @@
-"""Prefixes, cross attention and encoders: trains the models of a config of configs/seq2seq/, and judges its rules.
+"""Prefixes, cross attention and encoders: trains the models of a config, and judges its rules.
 
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --runs=runs/seq2seq_copy --out=runs/seq2seq/copy
 
@@ -17,18 +17,20 @@ from flash_lm.cli.types import local_path, words_of
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import write_jsonl
+from flash_lm.training.interrupt import stop_on_signal
 from studies.protocol.hypotheses import verdict_table
 from studies.protocol.rates_then_seeds import rates_then_seeds
 from studies.protocol.ratios import SEEDS
 from studies.seq2seq.report import best, plot_seq2seq, seq2seq_table, summary
 from studies.seq2seq.run import models_of, one_run
-from flash_lm.training.interrupt import stop_on_signal
 
 
 def main(argv: list[str]) -> None:
     """Trains and scores what is missing, and writes table.md, verdicts.jsonl and seq2seq.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--config", required=True, help="a file of configs/seq2seq/, with MODELS, RATES and RULES")
+    parser.add_argument(
+        "--config", required=True, help="a file of studies/seq2seq/configs/, with MODELS, RATES and RULES"
+    )
     parser.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     parser.add_argument("--only", metavar="NAME,…", help="names of models to train; default: all")

@@ -7,12 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from flax import nnx
-from small import load_script
 
 from flash_lm import build_model
 from flash_lm.cli.load import load_module
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl
+from studies.seq2seq import __main__ as seq2seq_program
+from studies.seq2seq import data
 from studies.seq2seq.report import Rule, summary
 from studies.seq2seq.run import models_of
 
@@ -104,7 +105,7 @@ def test_models_are_of_about_equal_size(study):
 @pytest.mark.slow
 @pytest.mark.usefixtures("usual_promotion")
 def test_the_study_runs_and_goes_on(tmp_path, capsys):
-    script, out = load_script("seq2seq"), tmp_path / "out"
+    script, out = seq2seq_program, tmp_path / "out"
     words = ["--config=studies/seq2seq/configs/copy.py", f"--runs={tmp_path / 'runs'}", f"--out={out}"]
     words += ["--only=flash_quad,flash_quad_prefix", "--config.train.steps=3", "--config.data.copy.reverse=True"]
     script.main(words)
@@ -135,9 +136,9 @@ def test_couplets_of_frequent_characters(tmp_path, capsys):
     table = lambda *pairs: pa.table({"first": [a for a, _ in pairs], "second": [b for _, b in pairs]})
     pq.write_table(table(("ab", "aa"), ("bc", "ca"), ("ad", "ba")), corpus / "train.parquet")
     pq.write_table(table(("ac", "cc"), ("ba", "ad"), ("cb", "ab")), corpus / "test.parquet")
-    load_script("couplets_data").main([str(corpus), f"--out={out}", "--characters=3"])
+    data.main([str(corpus), f"--out={out}", "--characters=3"])
     assert pq.read_table(out / "train.parquet").equals(table(("ab", "aa"), ("bc", "ca")))
     assert pq.read_table(out / "test.parquet").equals(table(("ac", "cc"), ("cb", "ab")))
     assert "train.parquet: 2 of 3 couplets" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"has no couplets: expected train.parquet with columns first and second"):
-        load_script("couplets_data").main([str(tmp_path), f"--out={out}"])
+        data.main([str(tmp_path), f"--out={out}"])

@@ -7,12 +7,6 @@ At the papers' scale each table has its data set; at small scale any corpus will
 stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against the
 time of a step).
 
-    python -m studies.tables --table=study --out=studies/quality/results
-
-The study (studies/quality/config.py) is made in parts: --run makes the runs that are missing, --time times their steps,
-both of all parts or of those that --parts names, and without either it writes tables and pictures from the lines in
-OUT.
-
 It runs on one host. Several hosts run a command for each of its runs, and `--commands` prints them: docs/scaling.md.
 """
 
@@ -28,23 +22,23 @@ from ml_collections import ConfigDict
 from benchmarks.lib.timing import ROUNDS
 from flash_lm.cli.load import load_module
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, positive, words_of
+from flash_lm.cli.types import local_path, positive
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.errors import InputError
 from flash_lm.report.comparison import write_curves
 from flash_lm.report.results import newest_results
 from flash_lm.runs.jsonl import write_jsonl
-from flash_lm.runs.provenance import hash_of_files
-from studies.protocol.jobs import made_lines
-from studies.quality.report import write_study
-from studies.quality.run import Workplace, make_parts, parts_named
-from studies.quality.step_times import time_parts, time_steps
-from studies.tables.report import plot_quality_against_step_time, reproduction_table
 from flash_lm.sweeps.grid import changed, check_runs, raise_failures, raise_stopped, run_study
 from flash_lm.training.interrupt import stop_on_signal
+from studies.quality.step_times import time_steps
+from studies.tables.report import plot_quality_against_step_time, reproduction_table
 
-FOLDER = pathlib.Path(__file__).parent.parent / "configs" / "tables"
-TABLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+_HERE = pathlib.Path(__file__).parent
+# name -> config; those of runs at one rate are a study of their own
+TABLES = {path.stem: path for path in sorted((_HERE / "configs").glob("[!_]*.py"))} | {
+    "families": _HERE.parent / "families" / "causal.py",
+    "families_masked": _HERE.parent / "families" / "masked.py",
+}
 DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
 
 
@@ -61,12 +55,12 @@ def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str],
 
     Args:
         launcher: takes the name of a command and its flags, such as `python -m flash_lm`.
-        table: a name of configs/tables/.
+        table: a key of TABLES.
         workdir: the run's folder.
         words: overrides that turn the table's config into the run's.
         split: the split to score.
     """
-    train = ["train", f"--config=tables/{table}", f"--workdir={workdir}", *words]
+    train = ["train", f"--config={TABLES[table].relative_to(_HERE.parents[1])}", f"--workdir={workdir}", *words]
     evaluate = ["evaluate", f"--workdir={workdir}", f"--split={split}"]
     return [f"{launcher} {shlex.join(line)}" for line in (train, evaluate)]
 
@@ -86,34 +80,6 @@ def flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def reproduce_study(table: Any, arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Makes the runs of a study of trunks, times their steps, or writes tables and pictures from their lines."""
-    config, parts, out = table.get_config(), table.get_parts(), arguments.out
-    if arguments.commands or arguments.scale != "paper" or arguments.split != "test":
-        raise InputError("--commands, --scale and --split are not for --table=study, which has one scale and split")
-    apply_overrides(config, overrides)
-    if config.train.accumulate > 1:
-        raise InputError("--table=study times whole steps: leave --config.train.accumulate at 1")
-    if not (arguments.run or arguments.time):
-        if arguments.parts or overrides:
-            raise InputError("--parts and --config.… change what --run makes or --time times: give one of them, too")
-        print(write_study(table.TITLE, table.get_hypotheses(), out))
-        return
-    if not arguments.corpus:
-        raise InputError("--table=study reads the folder that studies/quality/data.py has written: give it as --corpus")
-    config.data.mixture = table.mixture(arguments.corpus)
-    parts = parts_named(words_of(arguments.parts), parts) if arguments.parts else parts
-    if arguments.run:
-        data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
-        with stop_on_signal() as should_stop:
-            place = Workplace(data, out, arguments.run, should_stop)
-            left = make_parts(config, parts, table.MODELS, table.TUNING_STEPS, place)
-        names = ", ".join(trunk.name for trunk in left)
-        print(f"left to another process: {names}" if left else "all runs are made")
-    if arguments.time:
-        time_parts(config, parts, made_lines(out / "runs"), arguments.rounds, out / "step_times.jsonl")
-
-
 def main(argv: list[str]) -> None:
     """Trains, scores and times every run of a table of the papers."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -131,20 +97,12 @@ def main(argv: list[str]) -> None:
         metavar="LAUNCHER",
         help="only print a command for each run, starting with this launcher, such as scripts/launch/tpu_pod.sh",
     )
-    parser.add_argument("--run", type=local_path, metavar="FOLDER", help="of the study: make its runs, in this folder")
-    parser.add_argument("--parts", metavar="NAMES", help="of the study: separated by spaces; default: all")
-    parser.add_argument("--time", action="store_true", help="of the study: time the steps of models that have lines")
     parser.add_argument("--out", required=True, type=local_path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.scale == "small" and not arguments.corpus:
         raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
-    table: Any = load_module(str(FOLDER / f"{arguments.table}.py"))
-    if hasattr(table, "get_parts"):
-        reproduce_study(table, arguments, overrides)
-        return
-    if arguments.run or arguments.time or arguments.parts:
-        raise InputError(f"--run, --parts and --time are for --table=study, not for --table={arguments.table}")
+    table: Any = load_module(str(TABLES[arguments.table]))
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
     config = with_corpus(config, arguments.corpus) if arguments.corpus else config

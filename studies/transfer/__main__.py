@@ -24,10 +24,10 @@ from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
-from studies.transfer.report import BASELINE, write_transfer
-from studies.transfer.run import Transfer, run_transfer
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.interrupt import stop_on_signal
+from studies.transfer.report import BASELINE, write_transfer
+from studies.transfer.run import Transfer, run_transfer
 
 TABLE = "studies/transfer/config.py"
 _TENTH = 10  # of the labelled texts choose rates

@@ -20,9 +20,9 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line, read_jsonl
 from flash_lm.runs.provenance import config_hash
 from flash_lm.runs.run_folder import run_hash
-from studies.protocol.jobs import begun_here, is_made, write_made
 from flash_lm.sweeps.grid import Changes, changed, check_runs, train_whole
 from flash_lm.sweeps.tuning import best_values, tune
+from studies.protocol.jobs import begun_here, is_made, write_made
 
 ShouldStop = Callable[[], bool]
 

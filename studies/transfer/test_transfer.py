@@ -6,16 +6,17 @@ import re
 
 import numpy as np
 import pytest
-from small import load_script, small_config
+from small import small_config
 
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.sweeps import grid
 from studies.protocol.hypotheses import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.protocol.jobs import begun_here, made_lines
+from studies.transfer import __main__ as transfer_program
 from studies.transfer import run
 from studies.transfer.report import NoWorse, summary, transfer_table, write_transfer
 from studies.transfer.run import Arm, Transfer, run_transfer
-from flash_lm.sweeps import grid
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 FAMILIES = ("linear_transformer", "flash")
@@ -272,7 +273,7 @@ def test_baselines_are_of_the_same_texts(tmp_path):
         lines = [json.dumps(of(i % 2 if i % 5 else 1)) + "\n" for i in range(count)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines))
     grid.config.data.length = len("words that say nothing")
-    found = load_script("transfer").baselines(grid)
+    found = transfer_program.baselines(grid)
     often = sum(i % 2 or not i % 5 for i in range(16)) / 16
     expected = {"most frequent label": often, "bag of words, whole texts": 1.0, "bag of words, as long as rows": often}
     for share in (0.5, 1.0):
@@ -283,7 +284,7 @@ def test_the_data_of_the_study_share_no_text(tmp_path):
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    script = load_script("transfer")
+    script = transfer_program
     texts = [f"review {i} was good and long enough to learn some words from it" for i in range(1200)]
     imdb = tmp_path / "imdb"
     imdb.mkdir()

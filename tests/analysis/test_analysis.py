@@ -17,8 +17,8 @@ from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.results import labels, newest_results, validation_curve
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl, write_jsonl
 from flash_lm.runs.provenance import joined
-from studies.tables.report import prominent
 from flash_lm.sweeps.grid import is_done
+from studies.tables.report import prominent
 
 
 def test_a_cut_last_line_is_left_out(tmp_path):

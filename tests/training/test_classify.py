@@ -12,7 +12,6 @@ from small import command, finish, small_config
 
 import flash_lm
 from flash_lm.config.experiment import parse
-from studies.lra import config
 from flash_lm.errors import InputError
 from flash_lm.inference.export import export
 from flash_lm.inference.model import load_model
@@ -23,6 +22,7 @@ from flash_lm.sweeps.grid import changed, in_workdir, is_done, run_study
 from flash_lm.training.label_scores import wilson
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train
+from studies.lra import models
 from training.runs import losses
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -83,8 +83,8 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
 
 @pytest.mark.slow
 def test_a_sweep_pretrains_and_then_trains_on_labels(config, tmp_path):
-    """As the sweeps of configs/lra do: on the own rows first, and each run is scored."""
-    own = config.runs(masked=0.3)
+    """As the sweeps of studies/lra do: on the own rows first, and each run is scored."""
+    own = models.runs(masked=0.3)
     runs = in_workdir({name: own[name] for name in own if name.startswith("linear_transformer")}, tmp_path)
     short = changed(config, {"train.steps": 2, "train.warmup_steps": 1, "train.stop_accuracy": None})
     assert run_study(short, runs, tmp_path, "test", lambda: False) == {}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small import small_config
 
-from flash_lm import load
 from benchmarks.lib.bare_step import BareStep
+from flash_lm import load
 from flash_lm.config.experiment import parse
 from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import stack

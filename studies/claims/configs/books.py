@@ -1,11 +1,11 @@
-"""The runs behind studies/claims/CLAIMS.md of FLASH and its parts: three seeds of each, about a minute a run on two cores.
+"""The runs of the claims on FLASH and its parts: three seeds of each, about a minute a run on two cores.
 
     python -m flash_lm.sweep --config=studies/claims/configs/books.py --split=test --workdir=runs/books \
         --config.data.corpus=hf --config.data.path=$DATA/books
     python -m studies.claims --study=books --runs=runs/books
 
 A sweep continues where it stopped, so the runs can be spread over days; a claim without finished runs says so.
-configs/studies/ has the studies of FLASH's divisor and positions, and of AFT.
+The files beside it are those of FLASH's divisor and positions, and of AFT.
 """
 
 from ml_collections import ConfigDict

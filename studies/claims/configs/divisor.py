@@ -16,13 +16,12 @@ worse than the count (perplexity on the test split at most 1.02 times the count'
 FLASH-Quad, in the first three settings, at the training length and at four times that length, and if at sixteen times
 it does not break down where the count does not (at most 1.02 times the count's, too). It becomes that of masked models
 only if it is no worse than the constant with every seed in the last setting. A failure of FLASH-Quad alone keeps its
-default alone. In studies/quality/README.md it has been better for FLASH with one seed of larger models, which is why it is tried.
+default alone. It has been better for FLASH with one seed of larger models (studies/quality), which is why it is tried.
 """
 
 from ml_collections import ConfigDict
 
-from studies.claims.configs import books
-from studies.claims.configs import flash
+from studies.claims.configs import books, flash
 
 
 def get_config() -> ConfigDict:

@@ -1,6 +1,6 @@
 """The image task of Long Range Arena: grey CIFAR-10 as rows of 1024 pixels, 200 epochs in batches of 256; for a GPU.
 
-    python -m flash_lm.train --config=studies/lra/configs/image.py --config.data.path=$DATA/cifar --config.model.family=flash
+    python -m flash_lm.train --config=studies/lra/configs/image.py --config.data.path=$DATA/cifar
 
 `data.path` has train/LABEL/NAME.png and test/LABEL/NAME.png, or MNIST's idx files (then set model.max_length=785). A
 copy of CIFAR-10 in JPEG files is not the original: say so beside its figures. The published attention is 64 wide, half

@@ -9,11 +9,11 @@ published task (`data/synthetic/listops.py`).
 
 from ml_collections import ConfigDict
 
-from studies.lra import config
+from studies.lra import models
 
 
 def get_config() -> ConfigDict:
-    config = config.small_model(length=200, rows=32)
+    config = models.small_model(length=200, rows=32)
     config.data.update(corpus="listops", pack="examples")
     config.data.listops.update(longer_than=50, shorter_than=200)
     config.train.steps = 1000
@@ -21,4 +21,4 @@ def get_config() -> ConfigDict:
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
-    return config.runs(masked=0.1)
+    return models.runs(masked=0.1)

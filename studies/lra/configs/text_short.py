@@ -8,15 +8,15 @@ The sweep trains each family from scratch, and on filling in its own rows and th
 
 from ml_collections import ConfigDict
 
-from studies.lra import config
+from studies.lra import models
 
 
 def get_config() -> ConfigDict:
-    config = config.small_model(length=1024, rows=8)
+    config = models.small_model(length=1024, rows=8)
     config.data.update(corpus="hf", path="imdb", label_column="label", tokenizer="bytes")
     config.train.update(steps=400, eval_every=0, eval_steps=64)
     return config
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
-    return config.runs(masked=0.15)
+    return models.runs(masked=0.15)

@@ -1,9 +1,10 @@
 """Recall against state on two cores: associative recall (MQAR) of 4 to 32 pairs in rows of 128, 2048 words.
 
-    python -m studies.recall --config=studies/recall/configs/mqar_as_measured.py --runs=runs/mqar --out=studies/recall/results/mqar
+    python -m studies.recall --config=studies/recall/configs/mqar_as_measured.py --runs=runs/mqar \
+        --out=studies/recall/results/mqar
 
-Models start as they did by default then: it is for what was measured, and studies/recall/configs/mqar.py for your own runs. Not
-the published setting, which is studies/recall/configs/mqar_published.py: rows, words and models are smaller, each step has
+Models start as they did by default then: it is for what was measured, and mqar.py for your own runs. Not the
+published setting, which is mqar_published.py: rows, words and models are smaller, each step has
 new rows, and models keep their own positions and feed-forwards. As there, each layer has a short convolution of three
 taps (Mamba-2 and Gated DeltaNet have their own); five families are also trained without. Filler is the word 0, as in
 the published figure, so 100 % can be reached. Chunks and windows have 16 tokens, far below a row.

@@ -1,10 +1,11 @@
 """Do models that recall little learn slowly, or start badly? The first study of recall, four times as long.
 
-    python -m studies.recall --config=studies/recall/configs/mqar_longer.py --runs=runs/longer --out=studies/recall/results/longer
+    python -m studies.recall --config=studies/recall/configs/mqar_longer.py --runs=runs/longer \
+        --out=studies/recall/results/longer
 
 In the first study (mqar_as_measured.py) a hybrid with one softmax layer in four recalls 38 points less than softmax at
 width 32, and the models with the largest states recall nothing after 600 steps: two claims are contradicted. Its
-Transformers start with sublayers that add much (studies/quality/README.md), and so does its Mamba-2; its gated attention units
+Transformers start with sublayers that add much (studies/quality), and so does its Mamba-2; its gated attention units
 start with scales of 1, where queries and keys are equal. So here width 32 has 2400 steps, and each model is trained as
 it starts in the first study and, beside it, as it starts by default today.
 

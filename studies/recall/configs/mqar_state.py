@@ -1,6 +1,7 @@
 """Does recall grow with the state, if nothing else differs? The Linear Transformer with 8, 4, 2 and 1 heads.
 
-    python -m studies.recall --config=studies/recall/configs/mqar_state.py --runs=runs/state --out=studies/recall/results/state
+    python -m studies.recall --config=studies/recall/configs/mqar_state.py --runs=runs/state \
+        --out=studies/recall/results/state
 
 In the first study (mqar_as_measured.py) the models with the largest states are others than those that recall most, so
 that study cannot tell what a state can hold from how fast a model learns. Here width, parameters, steps and rates are

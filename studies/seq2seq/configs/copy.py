@@ -1,6 +1,6 @@
 """Prefixes, cross attention and encoders on copying a word of 31 symbols, or writing it backwards, on two cores.
 
-    python -m flash_lm.train --config=studies/seq2seq/configs/copy.py --config.data.copy.reverse=True --workdir=runs/backwards
+    python -m flash_lm.train --config=studies/seq2seq/configs/copy.py --config.data.copy.reverse=True
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --runs=runs/seq2seq_copy --out=runs/seq2seq/copy
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --config.data.copy.reverse=True \
         --runs=runs/seq2seq_reverse --out=runs/seq2seq/reverse
@@ -10,9 +10,9 @@ studies/seq2seq/README.md.
 """
 
 from ml_collections import ConfigDict
-
-from studies.seq2seq import config
 from studies.seq2seq.config import MORE_SEEDS, RATES  # noqa: F401 (the study reads them)
+
+from studies.seq2seq import models as study_models
 
 _DIM, _ROWS = 64, 64
 
@@ -22,13 +22,13 @@ def _of_length(length: int) -> dict[str, int]:
 
 
 MODELS = {
-    name: keys | _of_length(32 if keys["task"] == "seq2seq" else 64) for name, keys in config.models(_DIM).items()
+    name: keys | _of_length(32 if keys["task"] == "seq2seq" else 64) for name, keys in study_models.models(_DIM).items()
 }
-RULES = config.rules("accuracy", 0.01)
+RULES = study_models.rules("accuracy", 0.01)
 
 
 def get_config() -> ConfigDict:
-    config = config.small_model(_DIM, length=64, rows=_ROWS)
+    config = study_models.small_model(_DIM, length=64, rows=_ROWS)
     config.update_from_flattened_dict(MODELS["gau_encoder_1"])
     config.data.corpus = "copy"
     config.train.update(steps=600, eval_every=50, stop_accuracy=0.999)

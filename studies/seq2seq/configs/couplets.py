@@ -11,17 +11,17 @@ A model has an encoder and reads it by a gated attention unit with one head; stu
 """
 
 from ml_collections import ConfigDict
-
-from studies.seq2seq import config
 from studies.seq2seq.config import MORE_SEEDS, RATES  # noqa: F401 (the study reads them)
 
+from studies.seq2seq import models as study_models
+
 _DIM = 128
-MODELS = config.models(_DIM)
-RULES = config.rules("perplexity", 0.02)
+MODELS = study_models.models(_DIM)
+RULES = study_models.rules("perplexity", 0.02)
 
 
 def get_config() -> ConfigDict:
-    config = config.small_model(_DIM, length=16, rows=64)
+    config = study_models.small_model(_DIM, length=16, rows=64)
     config.update_from_flattened_dict(MODELS["gau_encoder_1"])
     config.data.update(corpus="couplets", path="couplets")
     config.train.update(steps=2000, eval_every=500, label_smoothing=0.1)

@@ -1,0 +1,73 @@
+"""The study of quality: its runs, the times of their steps, and what the lines say. README.md beside it is the design.
+
+    python -m studies.quality --run=runs/study --corpus=runs/study/data --out=studies/quality/results
+    python -m studies.quality --time --corpus=runs/study/data --out=studies/quality/results
+    python -m studies.quality --out=studies/quality/results    # tables, verdicts and pictures
+
+--run makes the runs that are missing, --time times steps, both of all parts or of those that --parts names; without
+either, tables and pictures are written from the lines in OUT. Words such as --config.model.residual_init=as_init
+change what all models start from.
+"""
+
+import argparse
+import logging
+import pathlib
+from typing import Any
+
+from benchmarks.lib.timing import ROUNDS
+from flash_lm.cli.run import run
+from flash_lm.cli.types import local_path, positive, words_of
+from flash_lm.config.overrides import apply_overrides
+from flash_lm.errors import InputError
+from flash_lm.runs.provenance import hash_of_files
+from flash_lm.training.interrupt import stop_on_signal
+from studies.protocol.jobs import made_lines
+from studies.quality import config as study
+from studies.quality.report import write_study
+from studies.quality.run import Workplace, make_parts, parts_named
+from studies.quality.step_times import time_parts
+
+
+def main(argv: list[str]) -> None:
+    """Makes the runs of the study, times their steps, or writes tables and pictures from their lines."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument(
+        "--run", type=local_path, metavar="FOLDER", help="make the runs that are missing, in this folder"
+    )
+    parser.add_argument("--time", action="store_true", help="time the steps of models that have lines")
+    parser.add_argument("--parts", metavar="NAMES", help="separated by spaces; default: all")
+    parser.add_argument("--corpus", type=local_path, help="the folder that python -m studies.quality.data has written")
+    parser.add_argument("--rounds", type=positive, default=ROUNDS, help="rounds of the timing")
+    parser.add_argument("--out", required=True, type=local_path, help="folder of the lines")
+    arguments, overrides = parser.parse_known_args(argv)
+    logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
+    config: Any = study.get_config()
+    out = arguments.out
+    apply_overrides(config, overrides)
+    if config.train.accumulate > 1:
+        raise InputError("the study times whole steps: leave --config.train.accumulate at 1")
+    if not (arguments.run or arguments.time):
+        if arguments.parts or overrides:
+            raise InputError("--parts and --config.… change what --run makes or --time times: give one of them, too")
+        print(write_study(study.TITLE, study.get_hypotheses(), out))
+        return
+    if not arguments.corpus:
+        raise InputError(
+            "the study reads the folder that python -m studies.quality.data has written: give it as --corpus"
+        )
+    config.data.mixture = study.mixture(arguments.corpus)
+    parts = study.get_parts()
+    parts = parts_named(words_of(arguments.parts), parts) if arguments.parts else parts
+    if arguments.run:
+        data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
+        with stop_on_signal() as should_stop:
+            place = Workplace(data, out, arguments.run, should_stop)
+            left = make_parts(config, parts, study.MODELS, study.TUNING_STEPS, place)
+        names = ", ".join(trunk.name for trunk in left)
+        print(f"left to another process: {names}" if left else "all runs are made")
+    if arguments.time:
+        time_parts(config, parts, made_lines(out / "runs"), arguments.rounds, out / "step_times.jsonl")
+
+
+if __name__ == "__main__":
+    run(main)
