@@ -214,7 +214,7 @@ def _table(lines: list[Line]) -> str:
 
 def main(argv: list[str]) -> None:
     """Writes kernels.jsonl and table.md to OUT."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
     parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="separated by spaces or commas")
     parser.add_argument("--lengths", default="2048 8192", help="row lengths, separated by spaces or commas")

@@ -26,7 +26,7 @@ from flash_lm.runs.provenance import provenance
 
 def main(argv: list[str]) -> None:
     """Appends one JSON line to OUT."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=main.__doc__)
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)

@@ -146,7 +146,7 @@ def measure_hostile(url: str, process: int, requests: int, tokens: int, turns: i
 
 def main(argv: list[str]) -> None:
     """Writes serve.jsonl and table.md, or with --hostile hostile_KIND.jsonl, to OUT."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=main.__doc__)
     parser.add_argument("--workdir", required=True, help="the folder of a run trained on text")
     parser.add_argument("--clients", default="1 4 16", help="separated by spaces or commas")
     parser.add_argument(
