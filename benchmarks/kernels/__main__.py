@@ -226,7 +226,7 @@ def main(argv: list[str]) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
+        raise InputError(f"{', '.join(taken)}: use this program's own flags instead, see --help")
     config: Any = load_config(arguments.config, overrides)
     families = words_of(arguments.families)
     if unknown := sorted(set(families) - set(WITH_KERNELS)):
