@@ -22,7 +22,7 @@ ROWS = [
 COMMANDS = [command for row in ROWS for command in re.findall(r"`([^`]*python -m benchmarks[^`]*)`", row[2])]
 
 
-class Parsed(Exception):
+class Parsed(Exception):  # noqa: N818 (not an error)
     """A program has read its flags."""
 
 

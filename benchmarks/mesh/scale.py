@@ -28,7 +28,6 @@ from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
-from studies.tables.configs import gau_mhsa
 
 # Of the paper of FLASH: name -> layers, width, heads.
 SIZES = {"110M": (12, 768, 12), "336M": (24, 1024, 16), "731M": (24, 1536, 24)}
