@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 _HERE = pathlib.Path(__file__).parent
-sys.path[:0] = [str(_HERE / "_extensions"), str(_HERE.parent), str(_HERE.parent / "scripts")]
+sys.path[:0] = [str(_HERE / "_extensions"), str(_HERE.parent), str(_HERE / "tools")]
 
 project = "flash_lm"
 author = "the authors of flash_lm"

@@ -92,7 +92,7 @@ def test_a_verdict_without_an_interval_is_no_sentence(tmp_path):
     without = lambda line: {key: value for key, value in line.items() if key not in ("low", "high")}
     results = planted(tmp_path, without)
     with pytest.raises(
-        InputError, match=r"study/verdicts.jsonl: 'rows_of_512: flash_scores at most .* lacks ratios, low"
+        InputError, match=r"quality/results/verdicts.jsonl: 'rows_of_512: flash_scores at most .* lacks ratios, low"
     ):
         figures(results)
 

@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from typing import Any
 
 if __name__ == "__main__":
+    sys.path.append(str(pathlib.Path(__file__).parents[1]))
     import conftest  # noqa: F401 (the same flags of the compiler as in the tests)
 
 import jax
 from flax import nnx
-from small import ROOT, config_names, small_config, tasks_of, write_corpus
+from small import ROOT, config_names, small_config, study_configs, tasks_of, write_corpus
 
 from flash_lm.cli.load import load_module, read_config, split_preset
 from flash_lm.config.registry import FAMILIES
@@ -87,11 +88,15 @@ def parameters(family: str) -> dict[str, list[int]]:
 
 def hashes() -> dict[str, str]:
     """The hash of the run of each config file or preset; those that take a scale have several."""
-    files = {name: split_preset(name) for name in config_names()}
-    plain = {name: x for name, x in files.items() if x[1] or not load_module(x[0]).get_config.__code__.co_argcount}
+    names = {
+        f"{file}.py{f':{preset}' if preset else ''}": (file, preset)
+        for file, preset in map(split_preset, config_names())
+    }
+    names |= {file: (file, None) for file in study_configs()}
     return {
-        f"{file}.py:{preset}" if preset else f"{file}.py": run_hash(read_config(name).to_dict())
-        for name, (file, preset) in plain.items()
+        name: run_hash(read_config(f"{file}:{preset}" if preset else file).to_dict())
+        for name, (file, preset) in names.items()
+        if preset or not load_module(file).get_config.__code__.co_argcount
     }
 
 

@@ -46,6 +46,12 @@ def config_names() -> list[str]:
     return [f"{file}:{preset}" if preset else file for file, presets in named for preset in presets or [""]]
 
 
+def study_configs() -> list[str]:
+    """The config files of studies, from the repository's root."""
+    globs = ("*/config.py", "*/configs/[!_]*.py", "defaults/*.py", "families/*.py")
+    return sorted(str(path.relative_to(ROOT)) for glob in globs for path in (ROOT / "studies").glob(glob))
+
+
 def pages() -> list[pathlib.Path]:
     """README, the pages of docs/, and those of studies and benchmarks."""
     found = [path for folder in ("studies", "benchmarks") for path in sorted((ROOT / folder).rglob("*.md"))]

@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
-from small import config_names, tasks_of
+from small import config_names, study_configs, tasks_of
 
 from flash_lm.cli.load import config_name, load_config, load_module, packaged_configs, read_config, split_preset
 from flash_lm.cli.types import mesh_shapes, whole_numbers
@@ -27,7 +27,10 @@ pytestmark = pytest.mark.every_family
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Of those in folders, ablations and studies start from a config, and tables have no config of their own.
-CONFIGS = [name for name in config_names() if "/" not in name or name.startswith(("recall/", "lra/"))]
+CONFIGS = [
+    *(name for name in config_names() if "/" not in name),
+    *(name for name in study_configs() if name.startswith(("studies/recall", "studies/lra"))),
+]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -372,7 +375,7 @@ def test_a_preset_of_the_package():
 @pytest.mark.parametrize("name", [*packaged_configs()])
 def test_a_docstring_names_configs_that_are_there(name):
     for path in re.findall(r"--config=([\w/:]+(?:\.py(?::\w+)?)?)", load_module(name).__doc__ or ""):
-        read_config(str(ROOT / path) if path.startswith("configs/") else path)
+        read_config(str(ROOT / path) if path.startswith(("configs/", "studies/")) else path)
 
 
 def test_the_page_of_keys_is_current(tmp_path):

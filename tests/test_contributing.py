@@ -23,7 +23,7 @@ def test_quoted_code_is_in_its_file():
 def test_files_that_the_pages_name_are_there():
     text = PAGE + "".join(path.read_text(encoding="utf-8") for path in TEMPLATES)
     linked = {path.split("#")[0] for path in re.findall(r"\]\(([^)]+)\)", PAGE)}
-    named = re.findall(r"\b(?:tests|flash_lm|scripts|docs|results|notebooks)/[\w./]*\w", text)
+    named = re.findall(r"\b(?:tests|flash_lm|scripts|docs|studies|benchmarks|notebooks)/[\w./]*\w", text)
     for path in linked.union(named):
         assert (ROOT / path).exists(), path
 

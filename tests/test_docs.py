@@ -8,14 +8,14 @@ import shlex
 import tomllib
 
 import pytest
-from small import ROOT, load_script
+from small import ROOT, load_script, pages
 
 from flash_lm.cli.load import load_config
 from flash_lm.config.registry import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "families").glob("*.md"))]
+PAGES = [*pages(), *sorted((ROOT / "docs" / "families").glob("*.md"))]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A block of Python runs unless it names what no clone has, such as a run, or adds a row, which other tests would see.
@@ -57,9 +57,12 @@ def check_config(config: str | None, overrides: list[str]) -> None:
         load_config(config or "quickstart", overrides)
 
 
-def check_module(words: list[str]) -> None:
+def check_module(words: list[str], monkeypatch) -> None:
     module = importlib.import_module(words[0])
     module = importlib.import_module(f"{words[0]}.__main__") if hasattr(module, "__path__") else module
+    if not hasattr(module, "flags"):
+        check_program(module, words[1:], monkeypatch)
+        return
     parser = module.flags()
     known, others = parser.parse_known_args(words[1:])
     grid = [f"--config.{one}" for one in getattr(known, "grid", None) or []]
@@ -67,8 +70,8 @@ def check_module(words: list[str]) -> None:
     check_config(getattr(known, "config", None), others + first_values)
 
 
-def check_script(path: str, words: list[str], monkeypatch) -> None:
-    script, others = load_script(pathlib.Path(path).stem), []
+def check_program(program, words: list[str], monkeypatch) -> None:
+    others: list[str] = []
     real = argparse.ArgumentParser.parse_known_args
 
     def known(parser, argv=None, namespace=None):
@@ -83,7 +86,7 @@ def check_script(path: str, words: list[str], monkeypatch) -> None:
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", known)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     with pytest.raises(Parsed):
-        script.main(words)
+        program.main(words)
     monkeypatch.undo()
     check_config(next((word.removeprefix("--config=") for word in words if word.startswith("--config=")), None), others)
 
@@ -95,11 +98,12 @@ def test_a_command_parses(command, monkeypatch):
     if first == "make":
         assert set(word for word in words if "=" not in word) <= TARGETS
     elif first == "python" and words[0] == "-m":
-        check_module(words[1:])
+        check_module(words[1:], monkeypatch)
     elif first == "python" and words[0] == "-c":
         compile(words[1], command, "exec")
     elif first == "python":
-        check_script(words[0], words[1:], monkeypatch)
+        script = pathlib.Path(words[0])
+        check_program(load_script(script.stem, str(script.parent)), words[1:], monkeypatch)
     elif first == "pip":
         (extras,) = re.findall(r"\[(.*)\]", words[-1])
         assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
@@ -116,7 +120,7 @@ def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\((?!\w+:)([^)#\s]+)", text) + re.findall(r"\{repository-file\} (\S+)", text)
     assert not [target for target in targets if not (page.parent / target).exists()]
     files = re.findall(r"^```\{results-table\} (\S+)", text, re.MULTILINE) + re.findall(r"\{result\}`(\S+)", text)
-    assert not [file for file in files if not (ROOT / "results" / file).exists()]
+    assert not [file for file in files if not (ROOT / file).exists()]
 
 
 # The code of layers.md has tests of its own in tests/layers/test_mixer.py; they and this one are in `make test-all`.

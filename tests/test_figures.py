@@ -27,7 +27,7 @@ def test_the_figures_of_a_page_are_those_of_its_files(name):
 
 def test_the_notes_are_of_figures_that_a_reader_sees():
     """Without them nothing of a page is left to check, and with them its figures are as many as there are."""
-    page, folder = PAGES["studies/families/README.md"], "studies/families"
+    page, folder = PAGES["studies/claims/README.md"], "studies/claims"
     counts = check_page(page, RATIOS, folder)
     assert counts["ratio"] == len(RATIO.findall(page)) > 0
     with pytest.raises(FigureError, match="has no note that says how it is computed"):

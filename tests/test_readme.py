@@ -1,32 +1,45 @@
-"""Each file of results that README and the pages quote is there, and has the command that made it."""
+"""Each file of results that README and the pages quote is there, and each result has the command that made it."""
 
+import itertools
+import pathlib
 import re
 
 import pytest
-from small import ROOT
+from small import ROOT, pages
 
-QUOTED = {page.name: page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
-COMMANDS = (ROOT / "results" / "README.md").read_text()
+RESULTS = sorted(path for folder in ("studies", "benchmarks") for path in (ROOT / folder).glob("*/results"))
+ROW = re.compile(r"^\| (`[\w./]+`(?:, `[\w./]+`)*|all else) \| (.*) \|$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", QUOTED)
-def test_each_quoted_file_is_there_and_has_a_command(name):
-    text, nothing_yet = QUOTED[name], "gpu"  # nobody has had one
-    quoted = set(re.findall(r"results/([\w./]+)", text))
-    quoted |= set(re.findall(r"\{results-table\} (\S+)", text)) | set(re.findall(r"\{result\}`(\S+)", text))
-    for path in quoted - {f"{nothing_yet}/"}:
-        path = path.rstrip("./")
-        assert list((ROOT / "results").glob(path + "*")), path
-        folder = path.split("/")[0]
-        assert folder in ("README.md", "CLAIMS.md") or f"`{folder}" in COMMANDS, path
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_quoted_file_is_there(page):
+    text = page.read_text()
+    quoted = set(re.findall(r"(?<![\w./-])((?:studies|benchmarks)/[\w./]+)", text))
+    for path in quoted:
+        assert list(ROOT.glob(path.rstrip("./") + "*")), path
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.parent.name)
+def test_each_result_has_a_command(folder):
+    """In README.md beside the results of a study, or in the one table of the benchmarks."""
+    if folder.is_relative_to(ROOT / "studies"):
+        named = [name for names, _ in ROW.findall((folder / "README.md").read_text()) for name in names.split(", ")]
+        files = {path.name for path in folder.iterdir()} - {"README.md"}
+        told = {name.strip("`").split("/")[0] for name in named}
+        assert told - {"all else"} <= files, "a row for what is not there"
+        assert "all else" in told or files <= told, files - told
+    else:
+        table = (ROOT / "benchmarks" / "README.md").read_text()
+        assert all(str(path.relative_to(ROOT / "benchmarks")) in table for path in folder.iterdir()), folder
 
 
 def test_a_command_beside_a_file_makes_that_file():
     """Each row's --out is what the row is of, or lies in it."""
-    rows = re.findall(r"^\| `([\w./]+)`[^|]*\| (.*) \|$", COMMANDS, re.MULTILINE)
+    of = lambda folder: [(folder, *row) for row in ROW.findall((folder / "README.md").read_text())]
+    rows = [*itertools.chain(*(of(folder) for folder in RESULTS if (folder / "README.md").exists()))]
     assert len(rows) > 20
-    for path, command in rows:
-        outs = re.findall(r"--out=([\w./]+)", command)
-        file = f"results/{path.rstrip('/')}"
-        assert all(out.startswith(file) or file.startswith(f"{out}/") for out in outs), path
-        assert (ROOT / "results" / path).exists(), path
+    for folder, names, command in rows:
+        outs = [pathlib.Path(out) for out in re.findall(r"--out=([\w./]+)", command)]
+        files = [folder.relative_to(ROOT) / name.strip("`") for name in names.split(", ") if name != "all else"]
+        near = lambda out, files=files: any(out.is_relative_to(x) or x.is_relative_to(out) for x in files)
+        assert not files or all(near(out) for out in outs), (names, command)

@@ -42,15 +42,15 @@ def test_columns_of_words_stand_on_the_left():
 
 
 def test_lines_are_chosen_by_their_values():
-    assert len(results.read("families/results.jsonl", "family=flash, split=validation")) == 1
+    assert len(results.read("studies/families/results/causal/results.jsonl", "family=flash, split=validation")) == 1
     with pytest.raises(Exception, match="has no line with family=flush"):
-        results.read("families/results.jsonl", "family=flush")
+        results.read("studies/families/results/causal/results.jsonl", "family=flush")
 
 
 def test_links_are_those_of_the_site():
     assert repository.site_link("docs/keys.md", "..") == "keys.md"
-    assert repository.site_link("CLAIMS.md", "../results") == "claims.md"
-    assert repository.site_link("../results/decode/table.md") == "path:../results/decode/table.md"
+    assert repository.site_link("CLAIMS.md", "../studies/claims") == "claims.md"
+    assert repository.site_link("../studies/lra/results/table.md") == "path:../studies/lra/results/table.md"
     assert (
         repository.with_site_links("[a](https://b.c) [d](#e) [f](keys.md#g)")
         == "[a](https://b.c) [d](#e) [f](keys.md#g)"

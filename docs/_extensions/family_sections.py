@@ -8,7 +8,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from docs.tools.base_facts import LENGTHS, base_facts, paper_link
+from base_facts import LENGTHS, base_facts, paper_link
 from flash_lm.config import keys
 from flash_lm.config.registry import FAMILIES
 from flash_lm.families.family import Family

@@ -24,7 +24,7 @@ from flash_lm.config.registry import FAMILIES
 from flash_lm.configs import base
 from flash_lm.models.attention_weights import attention_weights
 
-_FOLDER = pathlib.Path(__file__).parent.parent / "docs" / "families"
+_FOLDER = pathlib.Path(__file__).parents[1] / "families"
 _LENGTH, _DRAWS, _SPREAD = 24, 40, 0.3
 _SHAPE = {
     "num_layers": 1,

@@ -7,13 +7,13 @@ import argparse
 import pathlib
 import re
 
-from docs.tools.base_facts import CAPACITIES, base_facts, paper_link
+from base_facts import CAPACITIES, base_facts, paper_link
 from flash_lm.cli.run import run
 from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
 
-_ROOT = pathlib.Path(__file__).parent.parent
+_ROOT = pathlib.Path(__file__).parents[2]
 _PAGE, _LAYERS = _ROOT / "README.md", _ROOT / "docs" / "layers.md"
 
 

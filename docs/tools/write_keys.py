@@ -15,7 +15,7 @@ from flash_lm.config.keys import keys as all_keys
 from flash_lm.config.plugins import import_plugins
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 
-_PAGE = pathlib.Path(__file__).parent.parent / "docs" / "keys.md"
+_PAGE = pathlib.Path(__file__).parents[1] / "keys.md"
 _HEAD = """# Keys
 
 Which keys are there, and what do they default to?

@@ -16,7 +16,7 @@ from typing import Any
 from flash_lm.cli.run import run
 from flash_lm.errors import InputError
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 _BADGE = (
     "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"

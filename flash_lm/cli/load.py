@@ -62,7 +62,8 @@ def load_module(path: str) -> types.ModuleType:
     """Runs a config file.
 
     Args:
-        path: a file, or the name of a config of the package, such as quickstart or tables/c4; without a preset's name.
+        path: a file, or the name of a config of the package, such as quickstart or ablations/chunk_size; without the
+            name of a preset.
 
     Raises:
         InputError: there is no such config, or it defines no get_config().

@@ -15,7 +15,7 @@ from studies.protocol.relations import ALIKE
 from studies.protocol.verdicts import ARITHMETIC, WORDS, Verdict
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT, TABLE = HERE.parents[1], HERE / "claims.toml"
 RESULTS = pathlib.PurePath("studies", "claims", "results")
 RUNS, CURVES, VERDICTS = "runs.jsonl", "curves.jsonl", "verdicts.jsonl"
 INTRODUCTION = f"""\
@@ -24,16 +24,16 @@ the mean (Student's t) is wholly within the bounds, contradicted if it is wholly
 study of quality (README.md in studies/quality) the interval has the error of the text beside the spread of the seeds,
 and at equal time that of the times. Where a rule says "by the seeds alone", the lines have no blocks of text, so that
 error is not known. Accuracies and what is measured need two seeds, or two runs of a benchmark, and all of them must
-agree. A claim that was scored only on the validation split, on which choices were made, is undecided too: verdicts are of the test split.
-Perplexities within a factor of {ALIKE:g} of each other count as equal. "As good as" means no worse than that factor,
-and "better" means better by more; a rule may name another factor. What is measured stands beside what is claimed ("237
-of 317"). What holds after so few steps of such small models may not hold for those of the papers, and what fails here
-may hold there."""
+agree. A claim that was scored only on the validation split, on which choices were made, is undecided too: verdicts are
+of the test split. Perplexities within a factor of {ALIKE:g} of each other count as equal. "As good as" means no worse
+than that factor, and "better" means better by more; a rule may name another factor. What is measured stands beside
+what is claimed ("237 of 317"). What holds after so few steps of such small models may not hold for those of the
+papers, and what fails here may hold there."""
 
 
 def read_table() -> tuple[dict[str, Any], list[Claim]]:
     """The table, and its claims with the commands behind them."""
-    table = tomllib.loads((HERE / "claims.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return table, [read_claim(row, _commands(row, table)) for row in table["claims"]]
 
 

@@ -18,12 +18,15 @@ from flash_lm.families.family import complete_config
 from flash_lm.families.flash import GAUOptions
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
 from flash_lm.sweeps.grid import changed
-from studies.claims import __main__ as claims_program
+from studies.claims import page
+from studies.claims.__main__ import main
 from studies.claims.configs import aft, books, divisor, flash
 from studies.quality.claims import trunks
 
-RESULTS = pathlib.Path(__file__).parent.parent / "results"
-TABLE = tomllib.loads((RESULTS / "claims.toml").read_text())
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+PAGE = (HERE / "CLAIMS.md").read_text()
+TABLE = tomllib.loads((HERE / "claims.toml").read_text())
 
 
 def sections_of(text: str) -> dict[str, dict[str, str]]:
@@ -48,18 +51,18 @@ def write_run(folder: pathlib.Path, name: str, seed: int, perplexity: float, spl
 
 
 def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, monkeypatch):
-    script, out, runs = claims_program, tmp_path / "results", tmp_path / "runs"
+    root, runs = tmp_path / "root", tmp_path / "runs"
     table = tmp_path / "claims.toml"  # without what is withdrawn of our own runs, whose verdict would not show
-    table.write_text(re.sub("^withdrawn = .*\n", "", script.TABLE.read_text(), flags=re.MULTILINE))
-    monkeypatch.setattr(script, "TABLE", table)
+    table.write_text(re.sub("^withdrawn = .*\n", "", page.TABLE.read_text(), flags=re.MULTILINE))
+    monkeypatch.setattr(page, "TABLE", table)
     for seed in range(3):
         write_run(runs, "simple", seed, 9.0)
         write_run(runs, "linear_transformer", seed, 9.1)
         for window in (8, 32, 128):
             write_run(runs, f"window_{window}", seed, 8.0)
         write_run(runs, "full", seed, 6.0 if seed else 9.0)
-    script.main(["--study=aft", f"--runs={runs}", f"--out={out}"])
-    text = (out / "CLAIMS.md").read_text()
+    main(["--study=aft", f"--runs={runs}", f"--root={root}"])
+    text = (root / "studies" / "claims" / "CLAIMS.md").read_text()
     claims = sections_of(text)
     claim = claims["AFT-simple is as good as the Linear Transformer"]
     assert claim["verdict"] == "**reproduced at small scale**"
@@ -78,20 +81,20 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, mon
         )
         assert claims[row["text"]]["verdict"].startswith(f"**{word}**")
     assert text.strip() in capsys.readouterr().out
-    script.main([f"--out={out}"])  # the page alone
-    assert (out / "CLAIMS.md").read_text() == text
+    main([f"--root={root}"])  # the page alone
+    assert (root / "studies" / "claims" / "CLAIMS.md").read_text() == text
 
 
 def test_runs_of_another_machine_stay(tmp_path):
-    script, out = claims_program, tmp_path / "results"
+    root = tmp_path / "root"
     for seed, machine in enumerate(("one", "other")):
         write_run(tmp_path / machine, "simple", seed, 5.0)
     write_run(tmp_path / "other", "simple", 0, 4.0)  # and one that is here replaces what was
     for machine in ("one", "other"):
-        script.main(["--study=aft", f"--runs={tmp_path / machine}", f"--out={out}"])
-    runs = script.read_evidence(out).studies["aft"]["simple"]
+        main(["--study=aft", f"--runs={tmp_path / machine}", f"--root={root}"])
+    runs = page.read_evidence(root).studies["aft"]["simple"]
     assert {seed: run.line("test", None)["perplexity"] for seed, run in runs.items()} == {0: 4.0, 1: 5.0}
-    curves = [json.loads(line) for line in (out / "claims" / "aft" / "curves.jsonl").read_text().splitlines()]
+    curves = [json.loads(line) for line in (root / page.RESULTS / "aft" / "curves.jsonl").read_text().splitlines()]
     assert [(line["seed"], line["step"], line["tokens"]) for line in curves] == [
         (0, 50, 7),
         (0, 500, 7),
@@ -110,24 +113,23 @@ def test_runs_of_another_machine_stay(tmp_path):
 )
 def test_bad_arguments(tmp_path, arguments, words):
     with pytest.raises(InputError, match=re.escape(words)):
-        claims_program.main([*arguments, f"--out={tmp_path}"])
+        main([*arguments, f"--root={tmp_path}"])
 
 
 def test_the_committed_page_is_that_of_the_committed_results():
-    script = claims_program
-    evidence = script.read_evidence(RESULTS)
-    assert (RESULTS / "CLAIMS.md").read_text() == script.page(evidence) + "\n"
-    written = [json.loads(line) for line in (RESULTS / "claims" / "verdicts.jsonl").read_text().splitlines()]
-    assert written == json.loads(json.dumps(script.verdict_lines(evidence)))
+    evidence = page.read_evidence(ROOT)
+    assert page.page(evidence) + "\n" == PAGE
+    written = [json.loads(line) for line in (HERE / "results" / "verdicts.jsonl").read_text().splitlines()]
+    assert written == json.loads(json.dumps(page.verdict_lines(evidence)))
 
 
 def test_the_lines_say_what_the_page_says():
-    page = sections_of((RESULTS / "CLAIMS.md").read_text())
-    written = [json.loads(line) for line in (RESULTS / "claims" / "verdicts.jsonl").read_text().splitlines()]
+    found = sections_of(PAGE)
+    written = [json.loads(line) for line in (HERE / "results" / "verdicts.jsonl").read_text().splitlines()]
     assert [line["claim"] for line in written] == [row["text"] for row in TABLE["claims"]]
     for line in written:
         told = f"**{line['verdict']}**"
-        assert page[line["claim"]]["verdict"] == ": ".join(filter(None, [told, "; ".join(line["reasons"])]))
+        assert found[line["claim"]]["verdict"] == ": ".join(filter(None, [told, "; ".join(line["reasons"])]))
 
 
 def test_the_sizes_of_the_arithmetic_are_those_of_its_config():
@@ -140,7 +142,7 @@ def test_the_sizes_of_the_arithmetic_are_those_of_its_config():
 def test_each_claim_says_what_would_change_its_verdict():
     changes = [row["change"] for row in TABLE["claims"]]
     assert all(changes)
-    claims = sections_of((RESULTS / "CLAIMS.md").read_text()).values()
+    claims = sections_of(PAGE).values()
     assert [claim["what would change it"] for claim in claims] == [row["change"] for row in in_sections()]
 
 
@@ -152,7 +154,7 @@ def in_sections() -> list[dict]:
 
 def perplexities(part: dict, run: str) -> tuple[dict[int, float], bool] | None:
     """By seed, straight from the file, and whether they are of the test split; None: it has not been run."""
-    file = RESULTS / "claims" / part["study"] / "runs.jsonl"
+    file = HERE / "results" / part["study"] / "runs.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if not (lines := [line for line in lines if line["run"] == run]):
         return None
@@ -168,7 +170,7 @@ RATIOS = [row for row in TABLE["claims"] if {part["rule"] for part in row["rules
 @pytest.mark.parametrize("row", RATIOS, ids=lambda row: row["text"])
 def test_each_verdict_recomputed_from_the_files(row):
     """Without the code that made the page: the rule as it is printed, on the lines as they are."""
-    claim = sections_of((RESULTS / "CLAIMS.md").read_text())[row["text"]]
+    claim = sections_of(PAGE)[row["text"]]
     rules, verdict, figure = (claim.get(key, "") for key in ("rule", "verdict", "found"))
     scores = [[perplexities(part, part[name]) for name in ("first", "second")] for part in row["rules"]]
     if verdict == "**not run**":
@@ -201,7 +203,7 @@ def test_each_verdict_recomputed_from_the_files(row):
 
 def test_the_others_recomputed_from_the_files():
     """What one run of a study loses beside what another loses, and the ratios of the benchmarks."""
-    page = sections_of((RESULTS / "CLAIMS.md").read_text())
+    found = sections_of(PAGE)
     scores = {
         name: perplexities({"study": "books"}, name)[0]
         for name in ("transformer_plus_plus", "mc_tfm", "flash_quad", "flash")
@@ -211,7 +213,7 @@ def test_the_others_recomputed_from_the_files():
         / (scores["flash"][seed] / scores["flash_quad"][seed])
         for seed in (0, 1, 2)
     ]
-    row = page["Mixed chunks cost a Transformer++ more than they cost FLASH-Quad"]
+    row = found["Mixed chunks cost a Transformer++ more than they cost FLASH-Quad"]
     assert (
         min(cost) > 1.02 and "more than 1.02 ×" in row["rule"] and row["verdict"].startswith("**undecided")
     )  # not the test split
@@ -220,11 +222,11 @@ def test_the_others_recomputed_from_the_files():
         ("FLASH trains up to 4.9 times as fast", ("transformer_plus_plus", 8192), ("flash", 8192), 4.9, math.inf),
     ):
         ratios = []
-        for path in ("performance/step_time/steps.jsonl", "step_time/steps.jsonl", "gpu/step_time/steps.jsonl"):
-            lines = [json.loads(line) for line in (RESULTS / path).read_text().splitlines()]
+        for path in ("steps/results/flash", "steps/results/papers", "gpu/results/step_time"):
+            lines = [json.loads(line) for line in (ROOT / "benchmarks" / path / "steps.jsonl").read_text().splitlines()]
             ms = {(line["family"], line["length"]): line["median_ms"] for line in lines}
             ratios.append(ms[first] / ms[second])
-        (row,) = (row for name, row in page.items() if name.startswith(text))
+        (row,) = (row for name, row in found.items() if name.startswith(text))
         held = [least <= ratio <= most for ratio in ratios]
         word = "reproduced" if all(held) else "undecided" if any(held) else "contradicted"
         assert row["verdict"] == f"**{word} at small scale**"
@@ -241,13 +243,13 @@ def test_the_command_under_a_figure_makes_its_file():
     """A benchmark's --out is the folder of the file; a sweep's --workdir is what the page takes over."""
     for row in TABLE["claims"]:
         made = {flags(TABLE["commands"][name])["out"] for name in row.get("commands", ())}
-        folders = {str(pathlib.Path("results", path).parent) for part in row["rules"] for path in part.get("files", ())}
+        folders = {str(pathlib.Path(path).parent) for part in row["rules"] for path in part.get("files", ())}
         assert folders == made or not folders, row["text"]
-    sweeps = [x for claim in claims_program.read_table()[1] for x in claim.commands if "--study=" in x]
+    sweeps = [x for claim in page.read_table()[1] for x in claim.commands if "--study=" in x]
     for command in sweeps:
         sweep, study, runs = re.fullmatch(r"`([^`]+)`.* --study=(\S+) --runs=([^`]+)`", command).groups()
         assert flags(sweep)["workdir"] == runs == f"runs/{study}" and flags(sweep)["split"] == "test"
-        assert pathlib.Path(RESULTS.parent, flags(sweep)["config"]).exists()
+        assert pathlib.Path(ROOT, flags(sweep)["config"]).exists()
 
 
 @pytest.mark.parametrize("study", [books, aft, flash], ids=["books", "aft", "flash"])

@@ -103,7 +103,7 @@ def test_the_linear_transformer_and_transformer_plus_differ_by_softmax_alone():
 
 def test_runs_of_the_first_study_count_where_their_config_is_the_same():
     """Their hash is that of the study's own config, texts, scores and rate."""
-    lines = design.lines_of(ROOT / "results")
+    lines = design.lines_of(*design.folders(ROOT))
     taken = {(line["run"], line["seed"]) for line in lines if "study_commit" not in line}
     assert taken == {(run, seed) for run in ("transformer_plus_plus", "flash_scores") for seed in (0, 1, 2)}
     names = {job.name for job in design.jobs_now(DATA, [])}
@@ -121,11 +121,11 @@ def test_runs_of_the_first_study_count_where_their_config_is_the_same():
 
 def test_what_the_queue_has_made_counts_under_the_hash_of_its_commit():
     """Each job that it may come to has a former hash: it is not made twice, whichever commit made it."""
-    results = ROOT / "results"
-    hashes = read_hashes(results)
-    jobs_now = design.jobs_now(design.Data(pathlib.Path("data"), QUEUE_TEXTS), design.lines_of(results))
+    controls, quality = design.folders(ROOT)
+    hashes = read_hashes()
+    jobs_now = design.jobs_now(design.Data(pathlib.Path("data"), QUEUE_TEXTS), design.lines_of(controls, quality))
     assert {job.known for job in jobs_now} <= {*hashes.values()}
-    files = {job.name: results / design.NAME / "runs" / f"{job.name}.jsonl" for job in jobs_now}
+    files = {job.name: controls / "runs" / f"{job.name}.jsonl" for job in jobs_now}
     made = [job for job in jobs_now if is_made(files[job.name], job.known, hashes)]  # else it raises
     assert {job.about["run"] for job in made} >= {*anchor.FAMILIES}
 
@@ -264,7 +264,6 @@ def test_the_text_of_the_anchor_is_split_as_the_recipe_does(tmp_path):
 
 def test_the_report_follows_from_the_lines(tmp_path):
     """With the first study's lines alone: nothing is decided, since not all rates are tried."""
-    (tmp_path / "study").symlink_to(ROOT / "results" / "study")
-    text = write_controls(tmp_path)
+    text = write_controls(tmp_path, design.folders(ROOT)[1])
     assert text.count("| not run |") > 20
-    assert {path.name for path in (tmp_path / "controls").iterdir()} >= {"table.md", "verdicts.jsonl", "rates.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} >= {"table.md", "verdicts.jsonl", "rates.jsonl"}

@@ -65,7 +65,9 @@ def test_a_sweep_is_the_one_that_was_measured_and_a_run_by_itself_is_of_today():
     config = listops_short.get_config()
     assert (config.model.residual_init, config.model.divides) == (get_config().model.residual_init, None)
     runs = listops_short.get_runs(config)
-    lines = [line for line in read_jsonl(ROOT / "results" / "lra" / "runs.jsonl") if line["lra"] == "listops"]
+    lines = [
+        line for line in read_jsonl(ROOT / "studies" / "lra" / "results" / "runs.jsonl") if line["lra"] == "listops"
+    ]
     scratch = {line["run"]: line["config_hash"] for line in lines if line["arm"] == "scratch"}
     assert len(scratch) == len(models.FAMILIES)
     assert {name: run_hash(changed(config, runs[name]).to_dict()) for name in scratch} == scratch

@@ -25,7 +25,6 @@ from studies.protocol.queue import (
     WAITING,
     Job,
     Place,
-    read_hashes,
     states,
     work_off,
 )
@@ -93,12 +92,6 @@ def test_what_an_older_commit_made_or_began_goes_on_under_its_hash(tmp_path):
             work_off(lambda known=known: [job("made", known=known)], here, ABOUT)
 
 
-def test_hashes_are_read_if_there_are_some(tmp_path):
-    assert read_hashes(tmp_path) == {}
-    (tmp_path / "hashes.json").write_text('{"former": "today"}')
-    assert read_hashes(tmp_path) == {"former": "today"}
-
-
 def test_jobs_may_follow_from_lines(tmp_path):
     jobs = lambda: [job("first"), *([job("second")] if made(tmp_path) else [])]
     work_off(jobs, place(tmp_path), ABOUT)
@@ -154,7 +147,7 @@ KILLED = """
     import os, pathlib, signal, sys
     sys.path.insert(0, {root!r})
     from studies.protocol.queue import Job, Place, work_off
-    from flash_lm.studies.protocol import jobs
+    from studies.protocol import jobs
     def make(folder, should_stop):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "begun").touch()
@@ -248,7 +241,7 @@ def test_the_command_says_what_is_missing(tmp_path):
     run = lambda *words: subprocess.run(
         [sys.executable, "-m", "studies", *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    here = [f"--results={tmp_path / 'results'}", f"--queue={tmp_path / 'queue'}"]
+    here = [f"--root={tmp_path / 'root'}", f"--queue={tmp_path / 'queue'}"]
     done = run("next", "--hours=1", f"--data={tmp_path}", *here)
     assert done.returncode == 2
     assert done.stderr == (

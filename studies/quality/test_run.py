@@ -16,6 +16,7 @@ from flash_lm.runs.provenance import hash_of_files
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.train_loop import train
 from studies.protocol.jobs import begun_here, made_lines
+from studies.quality import __main__ as quality_program
 from studies.quality import data, run, step_times
 from studies.quality.run import (
     Part,
@@ -28,7 +29,6 @@ from studies.quality.run import (
     trunks_of,
     tune_models,
 )
-from studies.tables import __main__ as tables_program
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -273,25 +273,20 @@ def test_parts_are_chosen_by_name(tmp_path):
     assert parts_named(["peers", "rows_of_512"], parts) == parts[:5]
     with pytest.raises(InputError, match="no part rows: must be among rows_of_512, peers, "):
         parts_named(["peers", "rows"], parts)
-    main, argv = tables_program.main, ["--parts=peers", f"--out={tmp_path}"]
-    with pytest.raises(InputError, match="--run, --parts and --time are for --table=study"):
-        main(["--table=enwik8", *argv])
-    message = "--parts and --config.… change what --run makes or --time times: give one of them, too"
-    with pytest.raises(InputError, match=message):
-        main(["--table=study", *argv])
+    other = "--parts and --config.… change what --run makes or --time times: give one of them, too"
     for wrong, message in (
-        ("--config.seed=1", "change what --run makes"),
-        ("--commands", "--commands, --scale and --split are not for --table=study"),
-        ("--split=validation", "--commands, --scale and --split are not"),
+        ("--parts=peers", other),
+        ("--config.seed=1", other),
+        ("--time", "reads the folder that python -m studies.quality.data has written: give it as --corpus"),
         ("--config.train.accumulate=2", "leave --config.train.accumulate at 1"),
     ):
         with pytest.raises(InputError, match=message):
-            main(["--table=study", wrong, f"--out={tmp_path}"])
+            quality_program.main([wrong, f"--out={tmp_path}"])
 
 
 def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypatch, capsys):
     """The steps of each part's models that have lines take turns; what was timed is not timed again."""
-    script, made, timed = tables_program, [], []
+    script, made, timed = quality_program, [], []
 
     def time_group(group, baseline, rounds):
         timed.append((baseline, *group))
@@ -305,7 +300,7 @@ def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypat
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jsonl").write_text("{}")
-        argv = ["--table=study", f"--corpus={tmp_path / folder}", f"--out={tmp_path}", "--parts=rows_of_2048 large"]
+        argv = [f"--corpus={tmp_path / folder}", f"--out={tmp_path}", "--parts=rows_of_2048 large"]
         script.main([*argv, f"--run={tmp_path}", "--time"])
     assert made == ["rows_of_2048", "large"] * 2 and "all runs are made" in capsys.readouterr().out
     long = [f"rows_of_2048 {name}" for name in ("transformer_plus_plus", "flash_scores")]

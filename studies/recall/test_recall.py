@@ -36,7 +36,7 @@ def test_recorded_runs_are_of_the_config_that_their_command_names():
     """So the command goes on with the file, in place of refusing it."""
     config = mqar_longer.get_config()
     models = {model.name: model for model in models_of(config, mqar_longer.MODELS, mqar_longer.WIDTHS)}
-    lines = read_jsonl(ROOT / "results" / "recall" / "longer" / "runs.jsonl")
+    lines = read_jsonl(ROOT / "studies" / "recall" / "results" / "longer" / "runs.jsonl")
     first = {line["model"]: line for line in reversed(lines)}
     assert len(first) > 10 and first.keys() <= models.keys()
     for name, line in first.items():

@@ -10,9 +10,9 @@ studies/seq2seq/README.md.
 """
 
 from ml_collections import ConfigDict
-from studies.seq2seq.config import MORE_SEEDS, RATES  # noqa: F401 (the study reads them)
 
 from studies.seq2seq import models as study_models
+from studies.seq2seq.models import MORE_SEEDS, RATES  # noqa: F401 (the study reads them)
 
 _DIM, _ROWS = 64, 64
 

@@ -11,9 +11,9 @@ A model has an encoder and reads it by a gated attention unit with one head; stu
 """
 
 from ml_collections import ConfigDict
-from studies.seq2seq.config import MORE_SEEDS, RATES  # noqa: F401 (the study reads them)
 
 from studies.seq2seq import models as study_models
+from studies.seq2seq.models import MORE_SEEDS, RATES  # noqa: F401 (the study reads them)
 
 _DIM = 128
 MODELS = study_models.models(_DIM)

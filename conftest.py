@@ -40,7 +40,7 @@ _flags = [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in
 os.environ["XLA_FLAGS"] = " ".join([_given, *_flags]).strip()
 
 # One a process and its children, and not the user's own: two that write the same entry would spoil it.
-_CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
+_CACHE = pathlib.Path(__file__).parent / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
 
 import jax  # noqa: E402
