@@ -68,7 +68,7 @@ generated: setup ## write what is made from the code again: keys, families, note
 	$(BIN)/python docs/tools/write_notebooks.py
 
 # If a peer does not install, this prints its name and goes on with the next one.
-peers: setup ## make .venv-peers, with what benchmarks/peers/speed.py, check_peers.py and train_peers.py compare ours with
+peers: setup ## make .venv-peers, with what benchmarks/peers and studies/quality/train_peers.py compare ours with
 	$(PYTHON) -m venv .venv-peers
 	grep -v '^#' requirements-peers.txt | while read -r package; do \
 		.venv-peers/bin/pip install --quiet --no-build-isolation "$$package" || echo "not installed: $$package"; \

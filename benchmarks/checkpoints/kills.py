@@ -1,6 +1,6 @@
 """Kills a run with SIGKILL at random moments, half of them while it saves; compares it with an uninterrupted run.
 
-    python -m benchmarks.checkpoints.kills --kills=20 --out=benchmarks/checkpoints/results [--families="flash aft_local" …]
+    python -m benchmarks.checkpoints.kills --kills=20 --families="flash aft_local" --out=benchmarks/checkpoints/results
 
 After the last kill it goes on to its end. Losses, final parameters and the optimizer's state must be those of the run
 that was left alone, to the bit; dropout is on, so the order of data and randomness must be, too.

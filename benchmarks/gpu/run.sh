@@ -6,11 +6,11 @@
 # JAX_COMPILATION_CACHE_DIR keeps for a second run. The script reports what it skips for lack of time. PYTHON chooses the
 # interpreter. Results of an earlier run in the folder are replaced.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-OUT=${1:-results/gpu}
+cd "$(dirname "$0")/../.."
+OUT=${1:-benchmarks/gpu/results}
 PYTHON=${PYTHON:-python}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} XLA_PYTHON_CLIENT_MEM_FRACTION=0.92
-step() { "$PYTHON" "scripts/benchmark_$1.py" "${@:2}"; echo "after $SECONDS s: $1 done"; }
+step() { "$PYTHON" -m "benchmarks.$1" "${@:2}"; echo "after $SECONDS s: $1 done"; }
 
 "$PYTHON" -c 'import jax, sys
 if jax.default_backend() != "gpu": sys.exit(f"error: no GPU, jax runs on a {jax.default_backend()}: run make setup DEVICE=cuda")'
@@ -25,24 +25,24 @@ MAIN="$MAIN flash_quad+kernels=xla flash+kernels=xla mamba2"
 REST=$("$PYTHON" -c 'import sys
 from flash_lm.families.family import with_form
 print(*[name for name in with_form(causal=True) if name not in sys.argv[1:]])' $MAIN)
-step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 2048 512 16384" \
+step steps.step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 2048 512 16384" \
     --families="$MAIN" --config.model.remat=none --rounds=1 --seconds=$((SECONDS < 390 ? 450 - SECONDS : 60)) \
     --out="$OUT/step_time"
 if [[ ${ALL:-} ]]; then
-    step step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="2048 8192" \
+    step steps.step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="2048 8192" \
         --families="transformer_plus_plus $REST" --config.model.remat=none --rounds=1 --out="$OUT/step_time_all"
 fi
 
-step decode --config=configs/flash_base.py --families="transformer_plus_plus flash linear_transformer" \
+step decoding.token_time --config=configs/flash_base.py --families="transformer_plus_plus flash linear_transformer" \
     --contexts="1024 16384" --batches="16" --rounds=1 --config.model.vocab_size=32000 --out="$OUT/decode"
 
 if ! "$PYTHON" -c 'import torch' 2>/dev/null; then
     echo "peers skipped: PyTorch is not installed"
 elif ((SECONDS > 500)); then
-    echo "peers skipped: no time left; run benchmarks/peers/speed.py to measure them separately"
+    echo "peers skipped: no time left; run benchmarks.peers.speed to measure them separately"
 else
     # Both processes need memory on the device.
-    XLA_PYTHON_CLIENT_PREALLOCATE=false step peers --config=configs/flash_base.py --python="$(command -v "$PYTHON")" \
+    XLA_PYTHON_CLIENT_PREALLOCATE=false step peers.speed --config=configs/flash_base.py --python="$(command -v "$PYTHON")" \
         --peers="sdpa flash_linear_attention" --lengths="2048 8192" --tokens_per_step=65536 --dtype=bfloat16 --rounds=1 \
         --out="$OUT/peers"
 fi

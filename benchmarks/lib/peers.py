@@ -1,4 +1,4 @@
-"""What all scripts that ask public implementations share: the peers' Python, and the sizes of the same model."""
+"""What all programs that ask public implementations share: the peers' Python, and the sizes of the same model."""
 
 import argparse
 import pathlib

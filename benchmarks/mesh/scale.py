@@ -28,9 +28,9 @@ from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
-from studies.tables.configs import gau_mhsa
 
-SIZES = gau_mhsa.SIZES["paper"]
+# Of the paper of FLASH: name -> layers, width, heads.
+SIZES = {"110M": (12, 768, 12), "336M": (24, 1024, 16), "731M": (24, 1536, 24)}
 
 
 def setup_of(config: ConfigDict, family: str, size: str, shape: tuple[int, ...], length: int, rows: int) -> Setup:

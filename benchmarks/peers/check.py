@@ -1,12 +1,12 @@
 """Our attention beside public implementations: the same weights, the same input, one sublayer.
 
     make peers
-    python -m benchmarks.peers.check --out=benchmarks/peers/results/check [--families="longformer cosformer"]
+    python -m benchmarks.peers.check --out=benchmarks/peers/results [--families="longformer cosformer"]
 
-The cases, in check_peers.toml, say beforehand whether outputs agree: their largest difference, relative to the largest
+The cases, in check.toml, say beforehand whether outputs agree: their largest difference, relative to the largest
 output, is at most 1e-4. Where they do not, a case names the reason, and a case beside it is without that reason. Some
 compare theirs with itself: does an output change that should not? Others are what theirs cannot run. The command fails
-where a case turns out otherwise. Authors' code is read from a checkout of their repository: fetch_peers.py makes it,
+where a case turns out otherwise. Authors' code is read from a checkout of their repository: fetch.py makes it,
 and flags such as --cosformer=PATH say where else it is.
 """
 
@@ -38,7 +38,7 @@ from flash_lm.ops.lsh_attention import buckets_of
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import provenance
 
-WORKER = pathlib.Path(__file__).with_name("check_peers_worker.py")
+WORKER = pathlib.Path(__file__).with_name("check_worker.py")
 TABLE = pathlib.Path(__file__).with_suffix(".toml")
 THRESHOLD = 1e-4
 SOURCES = pathlib.Path(".venv-peers/src")
@@ -276,7 +276,7 @@ def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Pa
 
 
 def main(argv: list[str]) -> None:
-    """Writes check_peers.jsonl to OUT; fails where a case is not as expected."""
+    """Writes check.jsonl to OUT; fails where a case is not as expected."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--families", help="separated by spaces; default: all")
     add_python(parser)
@@ -298,7 +298,7 @@ def main(argv: list[str]) -> None:
     for line in lines:
         print(f"{line['family']}: {line['case']}: {line['outcome']}, {line.get('difference', line.get('error'))}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_jsonl(arguments.out / "check_peers.jsonl", lines)
+    write_jsonl(arguments.out / "check.jsonl", lines)
     if wrong := [f"{line['family']}: {line['case']}: {why}" for line in lines if (why := surprise(line))]:
         raise RunError("\n".join(wrong))
 

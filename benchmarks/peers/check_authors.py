@@ -1,4 +1,4 @@
-"""Layers of their authors' repositories, on the CPU, for `check_peers_worker.py`.
+"""Layers of their authors' repositories, on the CPU, for `check_worker.py`.
 
 Their files import much that a layer on a CPU does not need: what stands in for it is made here. What computes anything
 is an activation by name, and for Mamba-2, in place of two kernels, the references in PyTorch that stand beside them.

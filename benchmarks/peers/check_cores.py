@@ -1,4 +1,4 @@
-"""flash-linear-attention's reference cores between our projections, for `check_peers_worker.py`.
+"""flash-linear-attention's reference cores between our projections, for `check_worker.py`.
 
 Their sublayers need a GPU; the files `naive.py` beside their kernels do not, and say what the kernels compute. Queries,
 keys, values, decays, norms and gates are made here, from our weights, as their layers make them.

@@ -1,6 +1,6 @@
 """Other implementations' side of `benchmarks/peers/check.py`, in the peers' environment.
 
-check_peers_worker.py FOLDER reads FOLDER/questions.json, a list of {"part", "settings"}, and of an authors' repository
+check_worker.py FOLDER reads FOLDER/questions.json, a list of {"part", "settings"}, and of an authors' repository
 its checkout, "folder", and "version". Weights and input of question n are in FOLDER/n.npz. Its output goes to
 FOLDER/n.npy, its version and error to FOLDER/answers.json.
 """
@@ -14,10 +14,10 @@ import sys
 from typing import Any
 from unittest import mock
 
-import check_peers_authors as authors
+import check_authors as authors
 import numpy as np
 import torch
-from check_peers_cores import CORES
+from check_cores import CORES
 from torch import nn
 
 Settings = dict[str, Any]

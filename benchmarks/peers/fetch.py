@@ -1,15 +1,15 @@
-"""Clones the authors' repositories that check_peers.toml names into .venv-peers/src, each at its commit.
+"""Clones the authors' repositories that check.toml names into .venv-peers/src, each at its commit.
 
     python -m benchmarks.peers.fetch
 
-`make peers` runs it. It says what cannot be cloned; `check_peers.py` then leaves it out.
+`make peers` runs it. It says what cannot be cloned; `check.py` then leaves it out.
 """
 
 import pathlib
 import subprocess
 import tomllib
 
-TABLE = pathlib.Path(__file__).with_name("check_peers.toml")
+TABLE = pathlib.Path(__file__).with_name("check.toml")
 SOURCES = pathlib.Path(".venv-peers/src")
 
 

@@ -1,7 +1,7 @@
 """Compares random Llamas of transformers with their import by `flash_lm.import_hf` and their export for transformers.
 
     make peers
-    python -m benchmarks.peers.llama --out=benchmarks/peers/results/llama
+    python -m benchmarks.peers.llama --out=benchmarks/peers/results
 
 Of each shape the largest difference of the logits, relative to the largest logit, in each direction; and whether both
 libraries continue a text with the same sixteen tokens. The weights' dtype is that of the file, computing is in float32.
@@ -32,7 +32,7 @@ from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import provenance
 
-WORKER = pathlib.Path(__file__).parent / "llama_worker.py"
+WORKER = pathlib.Path(__file__).with_name("llama_worker.py")
 ROWS, LENGTH, CONTINUED = 2, 160, 16
 MOST_DIFFERENT = 1e-4
 SMALL: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Our training step beside those of other libraries: the same shape, precision and number of parameters, in turns.
 
     make peers
-    python -m benchmarks.peers.speed --out=benchmarks/peers/results/speed [--peers="sdpa flash_pytorch" --lengths="512 2048" …]
+    python -m benchmarks.peers.speed --out=benchmarks/peers/results/sdpa [--peers=sdpa --lengths="512 2048" …]
 
 A peer runs in an environment of its own (requirements-peers.txt), in a process that waits while we take our turn. A
 step is forward, backward, clipping and AdamW of the same number of tokens, which lie on the device.
@@ -41,7 +41,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "fast_transformers": {"family": "linear_transformer"},
     "flash_linear_attention": {"family": "linear_transformer", "absolute_positions": "none"},
 }
-WORKER = pathlib.Path(__file__).with_name("peer_worker.py")
+WORKER = pathlib.Path(__file__).with_name("speed_worker.py")
 COLUMNS = {
     "peer": ("peer", "{}"),
     "ours": ("family", "{}"),

@@ -5,8 +5,8 @@ import subprocess
 
 import numpy as np
 import pytest
-from small import ROOT, load_script
 
+from benchmarks.peers import check, fetch
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import read_jsonl
 
@@ -85,19 +85,20 @@ def ask(_, questions, arrays):
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
-    """With a table and a worker of this file, and a checkout that is not looked at."""
-    script = load_script("check_peers")
-    monkeypatch.setattr(script, "TABLE", tmp_path / "cases.toml")
-    script.TABLE.write_text(TABLE)
-    monkeypatch.setattr(script, "ask", ask)
-    monkeypatch.setattr(script, "checkout", lambda family, path: path)
-    return script
+def table(tmp_path, monkeypatch):
+    """A table and a worker of this file, and a checkout that is not looked at."""
+    file = tmp_path / "cases.toml"
+    file.write_text(TABLE)
+    monkeypatch.setattr(check, "TABLE", file)
+    monkeypatch.setattr(check, "ask", ask)
+    monkeypatch.setattr(check, "checkout", lambda family, path: path)
+    return file
 
 
-def test_lines_say_what_agrees_and_what_is_not_there(script, tmp_path, capsys):
-    script.main([f"--python={tmp_path}", f"--out={tmp_path / 'out'}"])
-    lines = {line["case"]: line for line in read_jsonl(tmp_path / "out" / "check_peers.jsonl")}
+@pytest.mark.usefixtures("table")
+def test_lines_say_what_agrees_and_what_is_not_there(tmp_path, capsys):
+    check.main([f"--python={tmp_path}", f"--out={tmp_path / 'out'}"])
+    lines = {line["case"]: line for line in read_jsonl(tmp_path / "out" / "check.jsonl")}
     outcomes = {case: (line["outcome"], line["agrees"]) for case, line in lines.items()}
     assert outcomes == {
         "the same": ("agrees", True),
@@ -113,7 +114,7 @@ def test_lines_say_what_agrees_and_what_is_not_there(script, tmp_path, capsys):
     assert "linformer: linformer is not there: run `make peers`" in capsys.readouterr().out
 
 
-def test_a_surprise_is_an_error(script, tmp_path):
+def test_a_surprise_is_an_error(table, tmp_path):
     text = TABLE
     for case, before, after in (
         ("the same", "agrees", "does not run"),
@@ -121,28 +122,29 @@ def test_a_surprise_is_an_error(script, tmp_path):
         ("what raises", "does not run", "differs"),
     ):
         text = text.replace(f'"{case}"\nexpected = "{before}"', f'"{case}"\nexpected = "{after}"')
-    script.TABLE.write_text(text)
+    table.write_text(text)
     with pytest.raises(RunError) as error:
-        script.main([f"--python={tmp_path}", f"--out={tmp_path / 'out'}", "--families=cosformer"])
+        check.main([f"--python={tmp_path}", f"--out={tmp_path / 'out'}", "--families=cosformer"])
     first, second, third = str(error.value).splitlines()
     assert first == "cosformer: the same: runs, expected: does not run"
     assert re.fullmatch(r"cosformer: another M: differs \(0\.\d+\), expected: agrees", second)
     assert third == "cosformer: what raises: does not run (ZeroDivisionError: no message), expected: differs"
 
 
-def test_ours_must_not_change_where_theirs_does_not(script):
+def test_ours_must_not_change_where_theirs_does_not():
     line = {"outcome": "agrees", "expected": "agrees", "our_difference": 0.5}
-    assert script.surprise(line) == "ours changes by 5.0e-01, too" and not script.surprise(line | {"our_difference": 0})
+    assert check.surprise(line) == "ours changes by 5.0e-01, too" and not check.surprise(line | {"our_difference": 0})
 
 
-def test_an_output_that_is_not_finite_agrees_with_nothing(script):
-    assert script.difference(np.array([np.nan, 1]), np.ones(2)) == float("inf")
-    assert script.difference(np.ones(2), np.array([1, 4])) == 0.75
+def test_an_output_that_is_not_finite_agrees_with_nothing():
+    assert check.difference(np.array([np.nan, 1]), np.ones(2)) == float("inf")
+    assert check.difference(np.ones(2), np.array([1, 4])) == 0.75
 
 
-def test_nothing_to_compare_with_is_an_error(script, tmp_path):
+@pytest.mark.usefixtures("table")
+def test_nothing_to_compare_with_is_an_error(tmp_path):
     with pytest.raises(RunError, match="nothing to compare"):
-        script.main([f"--python={tmp_path}", f"--out={tmp_path / 'out'}", "--families=linformer"])
+        check.main([f"--python={tmp_path}", f"--out={tmp_path / 'out'}", "--families=linformer"])
     assert not (tmp_path / "out").exists()
 
 
@@ -157,50 +159,48 @@ def test_nothing_to_compare_with_is_an_error(script, tmp_path):
 def test_nonsense_ends_before_anything_runs(tmp_path, word, message):
     words = [f"--python={tmp_path}", f"--out={tmp_path / 'out'}"]
     with pytest.raises(InputError, match=message):
-        load_script("check_peers").main([*words, word])
+        check.main([*words, word])
 
 
 def test_a_checkout_is_of_the_commit(tmp_path, monkeypatch):
-    script = load_script("check_peers")
-    assert script.checkout("cosformer", tmp_path / "nowhere") is None
+    assert check.checkout("cosformer", tmp_path / "nowhere") is None
     git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "--message=x"]):
         subprocess.run([*git, *words], check=True)
     with pytest.raises(InputError, match=r"is at [0-9a-f]{40}: check out"):
-        script.checkout("cosformer", tmp_path)
+        check.checkout("cosformer", tmp_path)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    monkeypatch.setitem(script.REPOSITORIES, "cosformer", ("x/y", commit))
-    assert script.checkout("cosformer", tmp_path) == tmp_path.resolve()
+    monkeypatch.setitem(check.REPOSITORIES, "cosformer", ("x/y", commit))
+    assert check.checkout("cosformer", tmp_path) == tmp_path.resolve()
 
 
 def test_the_table_is_one_that_the_worker_knows():
-    script = load_script("check_peers")
-    parts = re.findall(r'^    "(\w+)": \(', (ROOT / "scripts" / "check_peers_worker.py").read_text(), re.MULTILINE)
-    cases = script.read_cases(script.TABLE, None)
+    parts = re.findall(r'^    "(\w+)": \(', check.WORKER.read_text(), re.MULTILINE)
+    cases = check.read_cases(check.TABLE, None)
     for case in cases:
-        assert case.part in parts and case.input in script.INPUTS and case.change in (None, *script.CHANGES)
-        assert case.expected in (script.AGREES, script.DIFFERS, script.FAILS)
-        assert bool(case.reason) == (case.expected != script.AGREES), case.case
+        assert case.part in parts and case.input in check.INPUTS and case.change in (None, *check.CHANGES)
+        assert case.expected in (check.AGREES, check.DIFFERS, check.FAILS)
+        assert bool(case.reason) == (case.expected != check.AGREES), case.case
     assert len({(case.family, case.case) for case in cases}) == len(cases)
-    agreeing = {case.family for case in cases if case.expected == script.AGREES and not case.change}
+    agreeing = {case.family for case in cases if case.expected == check.AGREES and not case.change}
     assert agreeing == {case.family for case in cases}
 
 
 def test_what_cannot_be_cloned_is_named(tmp_path, monkeypatch, capsys):
     """And what can is at its commit."""
-    script, origin = load_script("fetch_peers"), tmp_path / "x" / "y"
+    origin = tmp_path / "x" / "y"
     origin.mkdir(parents=True)
     git = ["git", "-C", origin, "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "--quiet"], *[["commit", "--quiet", "--allow-empty", f"--message={n}"] for n in range(2)]):
         subprocess.run([*git, *words], check=True)
     first = subprocess.run([*git, "rev-parse", "HEAD^"], capture_output=True, text=True, check=True).stdout.strip()
-    monkeypatch.setattr(script, "TABLE", tmp_path / "cases.toml")
+    monkeypatch.setattr(fetch, "TABLE", tmp_path / "cases.toml")
     names = {"x/y": first, "x/nowhere": first}
     tables = [f'[{n}]\nrepository = "{name}"\ncommit = "{commit}"\n' for n, (name, commit) in enumerate(names.items())]
-    script.TABLE.write_text("[other]\n" + "".join(tables))
-    monkeypatch.setattr(script, "SOURCES", tmp_path / "src")
+    fetch.TABLE.write_text("[other]\n" + "".join(tables))
+    monkeypatch.setattr(fetch, "SOURCES", tmp_path / "src")
     for key, value in {"COUNT": "1", "KEY_0": f"url.{tmp_path}/.insteadOf", "VALUE_0": "https://github.com/"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{key}", value)
-    script.main()
+    fetch.main()
     assert capsys.readouterr().out == "not fetched: x/nowhere\n"
     assert (tmp_path / "src" / "y" / ".git" / "HEAD").read_text().strip() == first

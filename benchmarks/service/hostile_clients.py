@@ -1,4 +1,4 @@
-"""Hostile clients for benchmarks/service/serve.py --hostile; they run until they are killed.
+"""Hostile clients for `python -m benchmarks.service --hostile`; they run until they are killed.
 
     python -m benchmarks.service.hostile_clients http://127.0.0.1:8000 /api/generate prompt
 

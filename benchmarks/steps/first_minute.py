@@ -1,6 +1,6 @@
 """What users wait for in the first minute: --help, and the first step of a first and a second run on a machine.
 
-    python -m benchmarks.steps.first_minute --out=benchmarks/steps/results/first_minute/first_minute.jsonl
+    python -m benchmarks.steps.first_minute --out=benchmarks/steps/results/first_minute.jsonl
 
 Seconds from the start of the process, each the median of the rounds, in a home directory of its own. `first_run` has
 nothing there: it trains the tokenizer, tokenises and compiles; `first_compilation` finds the tokens, `second_run` the

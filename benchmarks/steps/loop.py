@@ -1,6 +1,6 @@
 """The overhead of the training loop over the bare compiled step, and the speed of tokenising a corpus.
 
-    python -m benchmarks.steps.loop --config=configs/quickstart.py --out=benchmarks/steps/results/loop/loop.jsonl
+    python -m benchmarks.steps.loop --config=configs/quickstart.py --out=benchmarks/steps/results/loop.jsonl
 
 The loop (data, logging, clock) and the bare step (same batch again and again, no reads between) take turns.
 """
@@ -21,6 +21,7 @@ from flash_lm.cli.run import run
 from flash_lm.config.experiment import parse
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
+from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
@@ -87,8 +88,7 @@ def main(argv: list[str]) -> None:
         "turns_ms": turns,
         "ratio": statistics.median(a / b for a, b in turns),
         "tokenise_mb_per_s": tokenise_mb_per_s(config),
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
+        **provenance(jax.devices()[0].device_kind),
     }
     append_jsonl(arguments.out, [line])
     print(json.dumps(line, indent=2))

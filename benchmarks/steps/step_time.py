@@ -22,8 +22,8 @@ import jax.numpy as jnp
 
 from benchmarks.lib.bare_step import BareStep, step_config
 from benchmarks.lib.peaks import peak_flops
-from benchmarks.lib.step_time import BASELINE, plot_step_times, step_time_tables
 from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
+from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, whole_numbers
@@ -165,7 +165,7 @@ def main(argv: list[str]) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
+        raise InputError(f"{', '.join(taken)}: use this program's own flags instead, see --help")
     config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
     families = arguments.families.split() or with_form(TASKS[arguments.task].causal)
     # Reports all errors before anything is measured.

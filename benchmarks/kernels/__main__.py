@@ -1,6 +1,6 @@
 """The Pallas kernels against the versions that XLA compiles: first whether they agree, then how fast they are.
 
-    python -m benchmarks.kernels.kernels --out=benchmarks/gpu/results/kernels [--lengths="2048 8192"] [--config.model.chunks.size=…]
+    python -m benchmarks.kernels --out=benchmarks/gpu/results/kernels [--lengths="2048 8192" --config.KEY=VALUE …]
 
 Both are compared with the form that XLA compiles in float32 and in its highest precision, the outputs and the gradients
 of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. A
@@ -214,7 +214,7 @@ def _table(lines: list[Line]) -> str:
 
 def main(argv: list[str]) -> None:
     """Writes kernels.jsonl and table.md to OUT."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
     parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="separated by spaces or commas")
     parser.add_argument("--lengths", default="2048 8192", help="row lengths, separated by spaces or commas")
@@ -226,7 +226,7 @@ def main(argv: list[str]) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: use this script's own flags instead, see --help")
+        raise InputError(f"{', '.join(taken)}: use this program's own flags instead, see --help")
     config: Any = load_config(arguments.config, overrides)
     families = words_of(arguments.families)
     if unknown := sorted(set(families) - set(WITH_KERNELS)):

@@ -1,11 +1,11 @@
 """A service under load: requests and tokens per second, latencies, and memory.
 
-    python -m benchmarks.service.serve --workdir=runs/x --out=benchmarks/service/results [--clients="1 4 16"]
-    python -m benchmarks.service.serve --workdir=runs/x --out=benchmarks/service/results --hostile
+    python -m benchmarks.service --workdir=runs/x --out=benchmarks/service/results [--clients="1 4 16"]
+    python -m benchmarks.service --workdir=runs/x --out=benchmarks/service/results --hostile
 
 Clients ask one after the other for greedy continuations of random prompts, by streams, or of a masked model for what a
 mask hides; the service is a process of its own on the same machine. Memory is its resident set after the first hundred
-requests and after all. With --hostile, four clients ask alone and beside those of benchmarks/service/hostile_clients.py, in turns.
+requests and after all. With --hostile, four clients ask alone and beside those of hostile_clients.py, in turns.
 """
 
 import argparse
@@ -146,7 +146,7 @@ def measure_hostile(url: str, process: int, requests: int, tokens: int, turns: i
 
 def main(argv: list[str]) -> None:
     """Writes serve.jsonl and table.md, or with --hostile hostile_KIND.jsonl, to OUT."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=main.__doc__)
     parser.add_argument("--workdir", required=True, help="the folder of a run trained on text")
     parser.add_argument("--clients", default="1 4 16", help="separated by spaces or commas")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Peak memory of one training step, forward, backward and update, on random tokens.
 
-    python -m benchmarks.memory.memory --config=configs/flash_base.py --out=benchmarks/memory/results/memory.jsonl \
+    python -m benchmarks.memory --config=configs/flash_base.py --out=benchmarks/memory/results/memory.jsonl \
         --config.model.max_length=8192 --config.data.tokens_per_batch=8192 --config.train.accumulate=1 \
         --config.model.remat=full
 
@@ -26,7 +26,7 @@ from flash_lm.runs.provenance import provenance
 
 def main(argv: list[str]) -> None:
     """Appends one JSON line to OUT."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=main.__doc__)
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)

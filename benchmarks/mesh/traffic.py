@@ -1,7 +1,7 @@
 """What a training step sends between devices on several meshes; also shows that the losses stay the same.
 
-    python -m benchmarks.mesh.mesh --devices=8 --shapes="8,1,1 1,8,1 2,2,2" --out=benchmarks/mesh/results/mesh.jsonl \
-        [--config.model.family=flash …]
+    python -m benchmarks.mesh.traffic --devices=8 --shapes="8,1,1 1,8,1 2,2,2" \
+        --out=benchmarks/mesh/results/traffic.jsonl [--config.model.family=flash …]
 
 Without accelerators the CPU plays the devices; collectives and bytes are then real, times are not, and are left out.
 """

@@ -1,4 +1,4 @@
-"""Step times of `benchmarks/steps/step_time.py` as tables and as a plot."""
+"""Step times as tables and as a plot."""
 
 import pathlib
 

@@ -1,6 +1,6 @@
 """What a token costs after a context of 256 … 65536 tokens, for every family: milliseconds and bytes of state.
 
-    python -m benchmarks.decoding.decode --out=benchmarks/decoding/results/papers [--config.model.num_layers=4 …]
+    python -m benchmarks.decoding.token_time --out=benchmarks/decoding/results/papers [--config.model.num_layers=4 …]
 
 The state of a long context is made by setting its counter: what is in it does not change the work. Families take turns;
 one may stand there with keys of its own, as in flash+state_dtype=bfloat16. Beside them, a Transformer++ that computes

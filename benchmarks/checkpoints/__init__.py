@@ -1,0 +1,1 @@
+"""What saving costs, and whether a run survives being killed."""

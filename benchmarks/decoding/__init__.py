@@ -1,0 +1,1 @@
+"""What a token costs when a model decodes."""

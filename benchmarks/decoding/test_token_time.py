@@ -1,0 +1,42 @@
+"""The time of a token by its context, at tiny sizes."""
+
+import pytest
+
+from benchmarks.decoding import token_time
+from benchmarks.lib.timing import COUNTED
+from flash_lm.runs.jsonl import read_jsonl
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
+
+
+@pytest.mark.slow
+def test_decoding_by_context(tmp_path, monkeypatch, capsys):
+    """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
+    out = tmp_path / "out"
+    monkeypatch.setattr(token_time, "PREFILLED", 32)
+    monkeypatch.setattr(token_time, "STEPPED", 16)
+    monkeypatch.setattr(token_time, "COPIED", 1 << 12)
+    monkeypatch.setattr(token_time, "RECOMPUTED_UP_TO", 32)
+    words = ["--config=configs/tiny.py", "--families=transformer_plus_plus flash", "--contexts=32 64", "--batches=2"]
+    sizes = ["--config.model.vocab_size=300", "--config.model.chunks.size=8", *SMALL]
+    token_time.main([*words, *sizes, "--rounds=2", "--tokens=4", f"--out={out}"])
+    lines = {(line["family"], line["context"]): line for line in read_jsonl(out / "decode.jsonl")}
+    assert set(lines) == {
+        (token_time.RECOMPUTED, 32),
+        *((family, context) for family in ("transformer_plus_plus", "flash") for context in (32, 64)),
+    }
+    assert all(line["ms_a_token"] > 0 and line["turns"] == 2 * COUNTED for line in lines.values())
+    state_bytes = {cell: line["state_bytes"] for cell, line in lines.items()}
+    assert state_bytes["transformer_plus_plus", 64] > 1.9 * state_bytes["transformer_plus_plus", 32]
+    assert state_bytes["flash", 64] == state_bytes["flash", 32]
+    for (family, _), line in lines.items():
+        if family == token_time.RECOMPUTED:
+            continue
+        assert line["bytes_a_token"] == 4 * line["parameters"] + line["state_bytes"]  # neither has tables of positions
+        assert line["gb_per_s"] == pytest.approx(line["bytes_a_token"] / line["ms_a_token"] / 1e6)
+        assert line["copy_gb_per_s"] > 0
+    prefills = read_jsonl(out / "prefill.jsonl")
+    assert [line["ratio"] == line["stepping_ms"] / line["prefill_ms"] for line in prefills] == [True, True]
+    assert (out / "decode.png").exists()
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out

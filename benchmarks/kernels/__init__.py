@@ -1,0 +1,1 @@
+"""Pallas kernels beside what XLA compiles."""

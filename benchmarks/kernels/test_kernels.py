@@ -1,0 +1,44 @@
+"""Kernels, interpreted, beside what XLA compiles, at tiny sizes."""
+
+import pytest
+
+from benchmarks.kernels import __main__ as kernels
+from flash_lm.errors import RunError
+from flash_lm.ops.kernels import attention, programs
+from flash_lm.runs.jsonl import read_jsonl
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
+
+
+@pytest.mark.slow
+def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "PRODUCT", 64)
+    sizes = ["--config.model.gau.shared_dim=8", "--config.model.chunks.size=8", "--config.data.vocab_size=300", *SMALL]
+    words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", "--rounds=1", "--calls=2", "--families=flash"]
+    kernels.main([*words, f"--out={tmp_path / 'out'}", *sizes])
+    lines = read_jsonl(tmp_path / "out" / "kernels.jsonl")
+    assert [line["family"] for line in lines] == ["flash"]
+    for line in lines:
+        assert 0 < line["pallas_error"] < 2e-2 and 0 < line["xla_error"] < 2e-2
+        rate = line["flops"] / line["pallas_forward_ms"] * 1000
+        assert line["forward_fraction"] == pytest.approx(rate / line["product_flops_per_s"])
+        assert line["both_speedup"] == pytest.approx(line["xla_both_ms"] / line["pallas_both_ms"])
+    assert (tmp_path / "out" / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wrong", "found"), [(1.1, "0.1"), (float("nan"), "nan")])
+def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found):
+    """Here the sums that only derivatives need; figures of an earlier run do not remain."""
+    right = programs.entering_sums
+    sums = lambda *words, reverse=False: right(*words, reverse=reverse) * (wrong if reverse else 1)
+    monkeypatch.setattr(attention, "entering_sums", sums)
+    sizes = ["--config.model.gau.shared_dim=8", "--config.model.chunks.size=8", "--config.data.vocab_size=300", *SMALL]
+    words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", f"--out={tmp_path / 'out'}", "--families=flash"]
+    (tmp_path / "out").mkdir()
+    for old in ("kernels.jsonl", "table.md"):
+        (tmp_path / "out" / old).write_text("old")
+    with pytest.raises(RunError, match=f"are not timed: .*flash at 14 tokens, packed: {found}"):
+        kernels.main([*words, *sizes])
+    assert not [*(tmp_path / "out").iterdir()]

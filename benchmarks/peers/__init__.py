@@ -1,0 +1,1 @@
+"""Other libraries: whether they compute the same, and how fast they are."""

@@ -1,0 +1,74 @@
+"""Our step beside a peer that only says how long it took."""
+
+import sys
+
+import pytest
+
+from benchmarks.lib.timing import COUNTED
+from benchmarks.peers import speed
+from flash_lm.errors import InputError
+from flash_lm.runs.jsonl import read_jsonl
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
+
+
+FAKE_PEER = """
+import json, os, sys
+length = 0
+for line in sys.stdin:
+    asked = json.loads(line)
+    length = asked["build"]["length"] if "build" in asked else length
+    if "turn" in asked and sys.argv[1] == "sdpa":
+        sys.exit(3)
+    if length == 64:
+        answer = {"error": "ImportError: no such thing"}
+    elif "build" in asked:
+        answer = {"params": int(os.environ["PARAMS"]) * length // 16, "version": "fake 1", "threads": 1}
+    else:
+        answer = {"ms": 1000.0}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
+    """One that has other parameters, cannot be built, or dies gets a line, and the rest goes on."""
+    out = tmp_path / "out"
+    monkeypatch.setattr(speed, "WORKER", tmp_path / "peer.py")
+    speed.WORKER.write_text(FAKE_PEER)
+    words = ["--config=configs/tiny.py", "--tokens_per_step=64", "--rounds=2", f"--python={sys.executable}", *SMALL]
+    config = speed.load_config("configs/tiny.py", [*SMALL, "--config.data.vocab_size=300"])
+    (ours,) = speed.configs_of(config, ["flash_pytorch"], [16], tokens_per_step=64, dtype="float32").values()
+    monkeypatch.setenv("PARAMS", str(speed.ModelFunction(ours.model, 0).parameter_count()))
+    peers = ["--peers=flash_pytorch sdpa", "--lengths=16 32 64", "--config.data.vocab_size=300"]
+    speed.main([*words, *peers, f"--out={out}"])
+    lines = {(line["peer"], line["length"]): line for line in read_jsonl(out / "peers.jsonl")}
+    compared = lines["flash_pytorch", 16]
+    assert compared["family"] == "flash" and compared["peer_version"] == "fake 1"
+    assert compared["ours_turns"] == 2 * COUNTED
+    assert compared["peer_ms"] == 1000 and compared["speedup"] == 1000 / compared["ours_ms"]
+    assert "parameters differ by 100.0%" in lines["flash_pytorch", 32]["not_compared"]
+    assert lines["flash_pytorch", 64]["not_compared"] == "ImportError: no such thing"
+    assert all("speedup" not in line for line in lines.values() if "not_compared" in line)
+    assert lines["sdpa", 16]["not_compared"]  # other parameters, or its end
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+    assert (out / "peers.png").exists()
+
+
+def test_a_peer_that_dies_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "WORKER", tmp_path / "peer.py")
+    speed.WORKER.write_text(FAKE_PEER)
+    with speed.start("sdpa", sys.executable) as peer, pytest.raises(speed.PeerError, match="ended with code 3"):
+        speed.ask(peer, {"turn": 1})
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("--peers=sdpa x", "among sdpa"), ("--python=/nowhere", "make peers"), ("--lengths=0", "whole")],
+)
+def test_peers_of_nonsense_end_before_anything_is_measured(tmp_path, word, message):
+    words = ["--config=configs/tiny.py", f"--python={sys.executable}", f"--out={tmp_path / 'out'}"]
+    with pytest.raises(InputError, match=message):
+        speed.main([*words, word])
+    assert not (tmp_path / "out").exists()

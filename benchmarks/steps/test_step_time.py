@@ -1,0 +1,110 @@
+"""Step times of two families, at tiny sizes."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import pytest
+from small import ROOT
+
+from benchmarks.lib.timing import COUNTED
+from benchmarks.steps import step_time
+from flash_lm.errors import InputError
+from flash_lm.runs.jsonl import read_jsonl
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
+
+
+@pytest.mark.slow
+def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
+    """One line a cell; one that does not fit gets a line, and the rest goes on."""
+    out = tmp_path / "out"
+    monkeypatch.setattr(step_time, "PRODUCT", 64)
+    words = ["--size=tiny", "--families=transformer_plus_plus flash", "--lengths=16 32", "--tokens_per_step=64"]
+    start = step_time.BareStep.start
+
+    def exhausted(step) -> None:
+        if (step.config.model.family, step.config.data.length) == ("flash", 32):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        start(step)
+
+    monkeypatch.setattr(step_time.BareStep, "start", exhausted)
+    step_time.main([*words, "--rounds=2", f"--out={out}", "--config.data.vocab_size=300", *SMALL])
+    lines = read_jsonl(out / "steps.jsonl")
+    cells = [(line["length"], line["family"]) for line in lines]
+    assert cells == [(n, family) for n in (16, 32) for family in ("transformer_plus_plus", "flash")]
+    for line in lines[:3]:
+        assert all(not isinstance(value, dict | list) for value in line.values())
+        assert line["turns"] == 2 * COUNTED and line["median_ms"] > 0 and line["task"] == "causal_lm"
+        assert line["tokens_per_s"] == pytest.approx(64 / line["median_ms"] * 1000)
+        assert line["model_flops_per_s"] == pytest.approx(line["model_flops"] / line["median_ms"] * 1000)
+        assert line["peak_fraction"] == pytest.approx(line["model_flops_per_s"] / line["peak_flops_per_s"])
+    assert lines[0]["speedup"] == 1
+    assert "out of memory" in lines[3]["does_not_fit"] and "median_ms" not in lines[3]
+    assert len({line["config_hash"] for line in lines}) == 4
+    assert (out / "step_time.png").exists()
+    assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
+    """And no further length once the time is spent."""
+    out = tmp_path / "out"
+    monkeypatch.setattr(step_time, "PRODUCT", 64)
+    monkeypatch.setattr(step_time.time, "perf_counter", iter(range(0, 10**6, 100)).__next__)
+    others = ["flash+kernels=pallas+chunks.size=8", "flash+pattern=flash,transformer+num_layers=2"]
+    words = ["--size=tiny", f"--families=flash {' '.join(others)}", "--lengths=16 32", "--seconds=60"]
+    step_time.main(
+        [*words, "--tokens_per_step=32", "--rounds=1", f"--out={out}", "--config.data.vocab_size=300", *SMALL]
+    )
+    lines = read_jsonl(out / "steps.jsonl")
+    assert [line["family"] for line in lines] == ["flash", *others]
+    assert len({line["config_hash"] for line in lines}) == 3
+    assert "not run because of --seconds=60: lengths 32" in capsys.readouterr().out
+
+
+def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
+    """So the last of these fits alone, but not with the others."""
+    monkeypatch.setattr(step_time, "free_memory", lambda: 100)
+    sizes = {"a": (60, 50), "b": (40, 10), "c": (70, 5), "d": (20, 15)}  # peak and temporary bytes
+    steps = {
+        name: SimpleNamespace(peak_bytes=peak, temp_bytes=temp, start=lambda: None, step=lambda: None)
+        for name, (peak, temp) in sizes.items()
+    }
+    lines: dict[str, dict] = {name: {} for name in sizes}
+    assert list(step_time.warm_up(steps, lines)) == ["a", "b", "d"]
+    assert list(lines["c"]) == ["does_not_fit"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--families=flash flsh", "flsh"),
+        ("--lengths=16 x", "whole numbers"),
+        ("--lengths=", "whole numbers"),
+        ("--lengths=24", "tokens_per_batch"),
+        ("--config.model.dtype=bfloat16", "see --help"),
+        ("--config.model.num_layers=0", "num_layers"),
+    ],
+)
+def test_step_times_of_nonsense_end_before_anything_is_measured(tmp_path, word, message):
+    words = ["--size=tiny", "--lengths=16", "--tokens_per_step=64", f"--out={tmp_path / 'out'}"]
+    with pytest.raises(InputError, match=message):
+        step_time.main([*words, word])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_step_benchmark_needs_no_more_than_some_gpu_machines_have():
+    """Without the packages of data, checkpoints and logs."""
+    missing = ("orbax", "grain", "datasets", "sentencepiece", "tensorboardX", "tqdm")
+    program = f"""
+import sys
+for name in {missing}:
+    sys.modules[name] = None
+import flash_lm.ops, flash_lm.layers, flash_lm.models.language_model
+import benchmarks.steps.step_time
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
