@@ -30,8 +30,12 @@ from studies.protocol.checkout import checkout, commit_of, python_of
 
 TREE = pathlib.Path(__file__).parents[1]
 _PROGRAM = "studies.work"
-# Names that commits give the results of a study -> the study. Until 30 November 2026 that of quality was `study`.
-LINKS = {"controls": "controls", "quality": "quality", "study": "quality"}
+# What a commit looks for in its folder of results -> what that is. Until 30 November 2026 quality was called `study`.
+LINKS = {
+    "controls": "controls/results",
+    "quality": "quality/results",
+    "study/runs/runs.jsonl": "quality/results/runs.jsonl",
+}
 
 
 def main(argv: list[str]) -> None:
@@ -159,12 +163,13 @@ def _words(place: pathlib.Path, arguments: argparse.Namespace, words: Sequence[s
 
 
 def _links(root: pathlib.Path, queue: pathlib.Path) -> pathlib.Path:
-    """A folder with the results of studies by name, as links: what a commit may know is these names alone."""
+    """A folder with the results of studies, as links: what a commit may know is their names in it alone."""
     folder = queue / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, study in LINKS.items():
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to((root / "studies" / study / "results").resolve())
+    for name, place in LINKS.items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to((root / "studies" / place).resolve())
     return folder
 
 

@@ -20,7 +20,7 @@ from studies.protocol.verdict import ALIKE, FAILS, HOLDS, NOT_RUN, UNDECIDED, WO
 
 HERE = pathlib.Path(__file__).parent
 _QUALITY = "studies/quality/results"
-SUMMARY, VERDICTS, RUNS = f"{_QUALITY}/summary.jsonl", f"{_QUALITY}/verdicts.jsonl", f"{_QUALITY}/runs"
+SUMMARY, VERDICTS = f"{_QUALITY}/summary.jsonl", f"{_QUALITY}/verdicts.jsonl"
 TIMES, TUNED = f"{_QUALITY}/step_times.jsonl", f"{_QUALITY}/tuning/best.jsonl"
 FIRST_SUMMARY = f"{_QUALITY}/as_init/summary.jsonl"
 GPU, CHECKS = "benchmarks/gpu/results/step_time/steps.jsonl", "studies/controls/results/checks.jsonl"
@@ -80,7 +80,7 @@ class Results:
 
     def runs(self) -> list[Line]:
         """Those of the runs of the study."""
-        return made_lines(self.root / RUNS)
+        return made_lines(self.root / _QUALITY)
 
 
 def judged(results: Results, hypothesis: Hypothesis) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.sweeps.grid import changed, raise_stopped
 from flash_lm.training.train_loop import train
-from studies.protocol.queue import Job, ShouldStop
+from studies.protocol.jobs import Job, ShouldStop
 
 MOST_APART = 1e-6  # nats
 STEPS = 4  # from the second on, losses depend on the optimizer

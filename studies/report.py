@@ -9,7 +9,7 @@ from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
 from studies.claims.page import write_claims
 from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
-from studies.controls.language import best_rate, chosen, losses_of, rates_of
+from studies.controls.language import best_of, chosen, losses_of, rates_of
 from studies.findings import Results, page
 from studies.protocol.hypotheses import Hypothesis
 from studies.protocol.verdict import BY_INTERVAL, verdict_table
@@ -75,7 +75,7 @@ def _rates(lines: Sequence[Line], group: design.Group) -> list[Line]:
     """A line for each rate that was tried; of the best, `what` says so, and whether it is at an end of the rates."""
     found = []
     for candidate in group.candidates:
-        best = best_rate(lines, group.part.name, candidate)
+        best = best_of(lines, group.part.name, candidate)
         rates = rates_of(lines, group.part.name, candidate)
         ends = {min(rates): "best, the lowest", max(rates): "best, the highest"}
         for rate, loss in sorted(losses_of(lines, group.part.name, candidate).items()):

@@ -7,7 +7,8 @@ from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
 from studies.controls import design
 from studies.protocol import cores
-from studies.protocol.queue import DONE, LONG, NEXT, RUNNING, WAITING, Place, State, states
+from studies.protocol.jobs import Place
+from studies.protocol.queue import DONE, LONG, NEXT, RUNNING, WAITING, State, states
 
 _COLUMNS: Columns = {
     "job": ("name", "{}"),

@@ -14,7 +14,7 @@ from small import ROOT
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
-from studies.findings import GPU, RUNS, SUMMARY, VERDICTS, Results, figures, page, ratios_on_gpu
+from studies.findings import GPU, SUMMARY, VERDICTS, Results, figures, page, ratios_on_gpu
 from studies.protocol.ratios import NoFigureError
 
 README = (ROOT / "README.md").read_text()
@@ -122,7 +122,8 @@ def test_each_figure_stands_in_a_sentence(tmp_path):
 
 def scores(run: str, seed: int) -> tuple[list[int], list[float]]:
     """Steps and losses of each budget, straight from the file."""
-    lines = read(ROOT / RUNS / f"rows_of_512_{run}_seed_{seed}.jsonl")
+    lines = read(ROOT / "studies" / "quality" / "results" / "runs.jsonl")
+    lines = [x for x in lines if (x["part"], x["run"], x["seed"]) == ("rows_of_512", run, seed)]
     own = [x for x in lines if (x["split"], x["length"], x.get("slice")) == ("test", 512, None)]
     return [x["step"] for x in own], [x["loss"] for x in own]
 

@@ -25,11 +25,12 @@ def main(argv: list[str]) -> None:
         from flash_lm.training.interrupt import stop_on_signal  # noqa: PLC0415
         from studies.controls import data, design  # noqa: PLC0415
         from studies.first_losses import first_losses  # noqa: PLC0415
-        from studies.protocol.queue import Place, read_hashes, work_off  # noqa: PLC0415
+        from studies.protocol.jobs import Place, make_jobs  # noqa: PLC0415
+        from studies.protocol.queue import is_queued, read_hashes  # noqa: PLC0415
 
         texts = data.prepared(arguments.data, arguments.queue / "data")
         out, quality = arguments.results / design.NAME, arguments.results / "quality"
-        jobs_now = lambda: design.jobs_now(texts, design.lines_of(out, quality))
+        jobs_now = lambda: [job for job in design.jobs_now(texts, design.lines_of(out, quality)) if is_queued(job)]
         with stop_on_signal() as stopped:
             if arguments.losses:
                 arguments.losses.write_text(
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> None:
             should_stop = lambda: stopped() or time.monotonic() > end
             place = Place(out, arguments.queue, should_stop, read_hashes())
             try:
-                work_off(jobs_now, place, {"study_commit": arguments.commit})
+                make_jobs(jobs_now, place, {"study_commit": arguments.commit})
                 print("nothing is left that can be made now: see python -m studies status")
             except Stopped:
                 if stopped():

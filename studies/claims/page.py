@@ -61,8 +61,9 @@ def read_evidence(root: pathlib.Path) -> Evidence:
     studies = {study: gather(read_lines(root / RESULTS / study / RUNS)) for study in table["studies"]}
     files = {path for claim in claims for rule in claim.rules for path in getattr(rule, "files", ())}
     files |= {part["times"] for row in table["claims"] for part in row["rules"] if "times" in part}
-    of = lambda path: made_lines(path) if path.is_dir() else read_lines(path)
-    return Evidence(studies, {path: of(root / path) for path in sorted(files)})
+    return Evidence(
+        studies, {path: made_lines((root / path).parent, pathlib.Path(path).stem) for path in sorted(files)}
+    )
 
 
 def verdict_lines(evidence: Evidence) -> list[Line]:

@@ -15,8 +15,8 @@ from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.grid import changed, train_whole
-from studies.protocol.queue import Job
-from studies.quality.run import ShouldStop, study_hash
+from studies.protocol.jobs import Job, ShouldStop
+from studies.quality.run import study_hash
 
 PART = "anchor"
 PUBLISHED_NATS, NEAR_NATS = 1.88, 0.05
@@ -82,4 +82,4 @@ def _job(recipe: Any, known: str, family: str, seed: int) -> Job:
         return evaluate(folder, "validation")
 
     about = {"part": PART, "run": family, "seed": seed}
-    return Job(f"{PART}_{family}_seed_{seed}", about, _HOURS, study_hash(config, known), config, make)
+    return Job(f"{PART}_{family}_seed_{seed}", about, study_hash(config, known), make, hours=_HOURS, config=config)

@@ -8,8 +8,7 @@ from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, recall
 from studies.controls.language import Candidate, Text, chosen, jobs
-from studies.protocol.jobs import made_lines
-from studies.protocol.queue import Job
+from studies.protocol.jobs import Job, made_lines
 from studies.quality import config as study
 from studies.quality.run import POSITIONS, Part
 from studies.quality.step_times import time_parts
@@ -99,8 +98,8 @@ def folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 
 def lines_of(controls: pathlib.Path, quality: pathlib.Path) -> list[Line]:
     """The lines of the controls, and those of the study of quality that count here, too, from the folders of both."""
-    older = [line for line in made_lines(quality / "runs") if _TAKEN.get(line["run"]) == line.get("rate")]
-    return [line for line in older if line["part"] == ROWS.name] + made_lines(controls / "runs")
+    older = [line for line in made_lines(quality) if _TAKEN.get(line["run"]) == line.get("rate")]
+    return [line for line in older if line["part"] == ROWS.name] + made_lines(controls)
 
 
 def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.grid import Changes, changed
-from studies.protocol.queue import Job
+from studies.protocol.jobs import Job, ShouldStop
+from studies.protocol.rates import best_rate, rates_to_try
 from studies.quality import config as study
-from studies.quality.run import DECAY, Part, ShouldStop, Trunk, one_trunk, study_hash
+from studies.quality.run import DECAY, Part, Trunk, one_trunk, study_hash
 
 # Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.
 _STEP_S = {
@@ -71,7 +72,7 @@ def jobs(
         known_rate = taken.get(candidate.name)
         rates = [rate for rate in rates_of(lines, part.name, candidate) if rate != known_rate]
         found += [_job(first, rate, candidate, text) for rate in rates]
-        best = best_rate(lines, part.name, candidate)
+        best = best_of(lines, part.name, candidate)
         if best is None or best != known_rate:
             found += [_job(trunk, best, candidate, text) for trunk in others]
     return found
@@ -79,17 +80,7 @@ def jobs(
 
 def rates_of(lines: Sequence[Line], part: str, candidate: Candidate) -> list[float]:
     """The rates of a candidate; while the best is the lowest or the highest, up to `_FURTHER` beyond it."""
-    rates = sorted(candidate.rates)
-    losses = losses_of(lines, part, candidate)
-    for _ in range(_FURTHER if len(rates) > 1 else 0):
-        if not losses.keys() >= {*rates}:
-            break
-        best, factor = min(rates, key=lambda rate: losses[rate]), rates[1] / rates[0]
-        if best not in (rates[0], rates[-1]):
-            break
-        further = float(f"{best / factor if best == rates[0] else best * factor:.2g}")
-        rates = sorted([*rates, further])
-    return rates
+    return sorted(rates_to_try(candidate.rates, losses_of(lines, part, candidate), _FURTHER))
 
 
 def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[float, float]:
@@ -104,15 +95,14 @@ def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[fl
     return losses
 
 
-def best_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
+def best_of(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
     """The rate with the lowest of `losses_of`; None: not all of `rates_of` are tried."""
-    losses, rates = losses_of(lines, part, candidate), rates_of(lines, part, candidate)
-    return min(rates, key=lambda rate: losses[rate]) if losses.keys() >= {*rates} else None
+    return best_rate(rates_of(lines, part, candidate), losses_of(lines, part, candidate))
 
 
 def chosen(lines: Sequence[Line], part: str, candidates: Sequence[Candidate]) -> list[Line]:
     """The lines that count: of each candidate those at its best rate."""
-    best = {candidate.name: best_rate(lines, part, candidate) for candidate in candidates}
+    best = {candidate.name: best_of(lines, part, candidate) for candidate in candidates}
     return [line for line in lines if line["part"] == part and line["rate"] == best.get(line["run"])]
 
 
@@ -130,7 +120,8 @@ def _job(trunk: Trunk, rate: float | None, candidate: Candidate, text: Text) -> 
     at_rate = "best_rate" if rate is None else f"{rate:g}"
     name = f"{part.name}_{trunk.model}_{at_rate}_seed_{trunk.seed}".replace("/", "_")
     known = study_hash(config, text.known, scored)
-    return Job(name, {**trunk.at, "rate": used}, hours, known, config, make, is_ready=rate is not None)
+    about = {**trunk.at, "rate": used}
+    return Job(name, about, known, make, is_ready=rate is not None, hours=hours, config=config)
 
 
 def _steps(part: Part) -> int:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from flash_lm.runs.jsonl import Line, grouped
 from flash_lm.runs.run_folder import run_hash
 from flash_lm.sweeps.grid import changed
-from studies.protocol.queue import Job
-from studies.quality.run import ShouldStop
+from studies.protocol.jobs import Job, ShouldStop
 from studies.recall.configs import mqar_as_measured as measured
 from studies.recall.run import Model, models_of, one_run
 
@@ -40,7 +39,8 @@ def _job(model: Model, rate: float, seed: int) -> Job:
     config = model.of_run(rate, seed)
     about = {"part": PART, "run": model.family, "seed": seed, "rate": rate}
     name = f"{PART}_{model.family}_{rate:g}_seed_{seed}"
-    return Job(name, about, _STEPS * _STEP_S[model.family] / 3600, run_hash(config.to_dict()), config, make)
+    hours = _STEPS * _STEP_S[model.family] / 3600
+    return Job(name, about, run_hash(config.to_dict()), make, hours=hours, config=config)
 
 
 def family_of(model: str) -> str:

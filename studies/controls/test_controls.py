@@ -13,9 +13,9 @@ from flash_lm.models.facts import facts
 from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
-from studies.controls.language import Candidate, Text, best_rate, chosen, jobs, rates_of
-from studies.protocol.jobs import is_made
-from studies.protocol.queue import MOST_HOURS, read_hashes
+from studies.controls.language import Candidate, Text, best_of, chosen, jobs, rates_of
+from studies.protocol.jobs import Place
+from studies.protocol.queue import MOST_HOURS, is_queued, read_hashes
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.quality import config as study
 from studies.quality.run import Part, study_hash, trunks_of
@@ -50,9 +50,9 @@ def test_jobs_can_run_and_each_has_a_name_of_its_own(lines):
     for job in found:
         complete_config(parse(job.config))
         assert {"part", "run", "seed"} <= job.about.keys()
-    long = [job.name for job in found if not job.is_queued]
+    long = [job.name for job in found if not is_queued(job)]
     assert long == [name for name in names if name.startswith("large_")] and len(long) == 6
-    assert all(0 < job.hours <= MOST_HOURS for job in found if job.is_queued)
+    assert all(0 < job.hours <= MOST_HOURS for job in found if is_queued(job))
 
 
 def test_what_differs_gives_another_hash():
@@ -124,8 +124,8 @@ def test_what_the_queue_has_made_counts_under_the_hash_of_its_commit():
     hashes = read_hashes()
     jobs_now = design.jobs_now(design.Data(pathlib.Path("data"), QUEUE_TEXTS), design.lines_of(controls, quality))
     assert {job.known for job in jobs_now} <= {*hashes.values()}
-    files = {job.name: controls / "runs" / f"{job.name}.jsonl" for job in jobs_now}
-    made = [job for job in jobs_now if is_made(files[job.name], job.known, hashes)]  # else it raises
+    place = Place(controls, pathlib.Path(), bool, hashes)
+    made = [job for job in jobs_now if place.lines(job)]  # else it raises
     assert {job.about["run"] for job in made} >= {*anchor.FAMILIES}
 
 
@@ -151,7 +151,7 @@ def test_the_best_rate_on_the_validation_split_gets_the_other_seeds():
     lines = [scores(0.01, 4.0), scores(0.02, 3.9), scores(0.04, 4.1)]
     lines += [scores(0.01, 1.0, split="test"), scores(0.01, 2.0, share=0.5)]
     later = made(lines)["part_flash_0.02_seed_2"]
-    assert best_rate(lines, "part", TWO) == later.about["rate"] == later.config.train.learning_rate == 0.02
+    assert best_of(lines, "part", TWO) == later.about["rate"] == later.config.train.learning_rate == 0.02
     assert (
         later.is_ready
         and later.config.seed == 2
@@ -159,8 +159,8 @@ def test_the_best_rate_on_the_validation_split_gets_the_other_seeds():
     )
     assert {line["rate"] for line in chosen(lines, "part", [TWO])} == {0.02}
     failed = [*lines[:2], {"part": "part", "run": "flash", "seed": 0, "rate": 0.04, "failed": "nan"}]
-    assert best_rate(failed, "part", TWO) == 0.02
-    assert best_rate(lines[:1], "part", TWO) is None and not chosen(lines[:1], "part", [TWO])
+    assert best_of(failed, "part", TWO) == 0.02
+    assert best_of(lines[:1], "part", TWO) is None and not chosen(lines[:1], "part", [TWO])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_rates_go_on_while_the_best_is_at_an_end(losses, expected):
     assert rates_of(lines, "part", TWO) == expected
     tried = [name for name in made(lines) if name.endswith("seed_0")]
     assert tried == [f"part_flash_{rate:g}_seed_0" for rate in expected]
-    assert (best_rate(lines, "part", TWO) is None) == (losses.keys() < {*expected})
+    assert (best_of(lines, "part", TWO) is None) == (losses.keys() < {*expected})
 
 
 def test_what_an_older_study_has_is_not_made_again():

@@ -15,25 +15,19 @@ from small import ROOT
 from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from studies.protocol import cores
-from studies.protocol.jobs import begun_here, write_made
-from studies.protocol.queue import (
-    DONE,
-    LONG,
-    MOST_HOURS,
-    NEXT,
-    RUNNING,
-    WAITING,
-    Job,
-    Place,
-    states,
-    work_off,
-)
+from studies.protocol.jobs import Job, Place, begun_here, make_jobs, write_made
+from studies.protocol.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, is_queued, states
 
 ABOUT = {"study_commit": "abc"}
 
 
 def job(name, make=lambda folder, should_stop: [{"loss": 1.0}], hours=0.1, known="same", is_ready=True):
-    return Job(name, {"run": name}, hours, known, None, make, is_ready)
+    return Job(name, {"run": name}, known, make, is_ready, hours=hours)
+
+
+def work_off(jobs_now, place, about):
+    """As the queue does."""
+    return make_jobs(lambda: [job for job in jobs_now() if is_queued(job)], place, about)
 
 
 def place(folder, should_stop=bool):
@@ -65,7 +59,7 @@ def test_jobs_are_made_in_order_as_they_become_ready(tmp_path):
 
 def test_a_job_is_only_made_with_what_was_known_when_it_was_listed(tmp_path):
     """Another process may find the rate between the two: the next listing has it."""
-    listings = iter([[job("seed", is_ready=False), job("other")], [job("seed", known="with the rate")], []])
+    listings = iter([[job("seed", is_ready=False), job("other")], [job("seed", known="with the rate")], [], []])
     work_off(lambda: next(listings), place(tmp_path), ABOUT)
     assert made(tmp_path)["seed"][0]["study_hash"] == "with the rate"
 
@@ -74,7 +68,7 @@ def test_what_an_older_commit_made_or_began_goes_on_under_its_hash(tmp_path):
     """Its lines and folders have the hash that it gives the job; hashes.json leads to that of today."""
     hashes = {"former": "today", "of another": "of today's other"}
     here = place(tmp_path)._replace(hashes=hashes)
-    write_made(here.file("made"), [{"loss": 2.0}], "former")
+    write_made(job("made", known="former"), [{"loss": 2.0}], here)
     began = here.runs / "began_former"
     began.mkdir(parents=True)
 
@@ -85,10 +79,10 @@ def test_what_an_older_commit_made_or_began_goes_on_under_its_hash(tmp_path):
     jobs = [job("made", known="today"), job("began", make, known="today")]
     work_off(lambda: jobs, here, ABOUT)
     found = made(tmp_path)
-    assert found["made"] == [{"loss": 2.0, "study_hash": "former"}]
+    assert found["made"] == [{"loss": 2.0, "run": "made", "study_hash": "former"}]
     assert found["began"][0]["study_hash"] == "today" and not began.exists()
     for known in ("else", "of today's other"):
-        with pytest.raises(InputError, match="made.jsonl is of another config"):
+        with pytest.raises(InputError, match="made is of another config"):
             work_off(lambda known=known: [job("made", known=known)], here, ABOUT)
 
 
@@ -108,9 +102,9 @@ def test_a_failed_job_is_a_line_and_lines_of_another_config_an_error(tmp_path):
     (line,) = made(tmp_path)["bad"]
     assert line["failed"] == "the loss is nan" and line["run"] == "bad"
     curves = read_jsonl(tmp_path / "out" / "curves" / "bad.jsonl")
-    assert curves == [{"schedule": ".", "split": "train", "step": 40, "loss": 9.0}]
+    assert curves == [{"job": "bad", "schedule": ".", "split": "train", "step": 40, "loss": 9.0}]
     assert not (tmp_path / "queue" / "bad_same").exists()
-    with pytest.raises(InputError, match="bad.jsonl is of another config"):
+    with pytest.raises(InputError, match="bad is of another config"):
         work_off(lambda: [job("bad", known="other"), job("good")], place(tmp_path), ABOUT)
     assert "good" in made(tmp_path)  # one bad job does not block the others
 
@@ -135,7 +129,7 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path):
 
 def test_what_another_process_has_begun_is_left_to_it(tmp_path):
     here, jobs = place(tmp_path), [job("one"), job("two"), job("three", is_ready=False), job("four", hours=3.0)]
-    with begun_here(here.lock("one")):
+    with begun_here(here.lock(jobs[0])):
         work_off(lambda: jobs, here, ABOUT)
         found = states(jobs, here)
     assert [state.word for state in found] == [RUNNING, DONE, WAITING, LONG]
@@ -146,8 +140,8 @@ def test_what_another_process_has_begun_is_left_to_it(tmp_path):
 KILLED = """
     import os, pathlib, signal, sys
     sys.path.insert(0, {root!r})
-    from studies.protocol.queue import Job, Place, work_off
     from studies.protocol import jobs
+    from studies.protocol.jobs import Job, Place, make_jobs
     def make(folder, should_stop):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "begun").touch()
@@ -158,7 +152,7 @@ KILLED = """
         jobs.os.replace = lambda *files: os.kill(os.getpid(), signal.SIGKILL)  # all is written, but for the name
     folder = pathlib.Path({folder!r})
     place = Place(folder / "out", folder / "queue", bool)
-    work_off(lambda: [Job("job", {{}}, 0.1, "same", None, make)], place, {{}})
+    make_jobs(lambda: [Job("job", {{}}, "same", make)], place)
 """
 
 

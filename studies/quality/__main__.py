@@ -21,10 +21,10 @@ from flash_lm.config.overrides import apply_overrides
 from flash_lm.errors import InputError
 from flash_lm.runs.provenance import hash_of_files
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import made_lines
+from studies.protocol.jobs import Place, finish, made_lines, make_jobs
 from studies.quality import config as study
 from studies.quality.report import write_study
-from studies.quality.run import Workplace, make_parts, parts_named
+from studies.quality.run import jobs_of, parts_named
 from studies.quality.step_times import time_parts
 
 
@@ -59,14 +59,13 @@ def main(argv: list[str]) -> None:
     parts = study.get_parts()
     parts = parts_named(words_of(arguments.parts), parts) if arguments.parts else parts
     if arguments.run:
-        data = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
+        texts = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:
-            place = Workplace(data, out, arguments.run, should_stop)
-            left = make_parts(config, parts, study.MODELS, study.TUNING_STEPS, place)
-        names = ", ".join(trunk.name for trunk in left)
-        print(f"left to another process: {names}" if left else "all runs are made")
+            jobs_now = lambda: jobs_of(config, parts, study.MODELS, study.TUNING_STEPS, texts, out)
+            place = Place(out, arguments.run, should_stop)
+            finish(make_jobs(jobs_now, place), place)
     if arguments.time:
-        time_parts(config, parts, made_lines(out / "runs"), arguments.rounds, out / "step_times.jsonl")
+        time_parts(config, parts, made_lines(out), arguments.rounds, out / "step_times.jsonl")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from flash_lm.report.tuning import write_tuning
 from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
 from flash_lm.sweeps.tuning import best_values
 from studies.protocol.hypotheses import Hypothesis, step_name, timed_steps
-from studies.protocol.jobs import made_lines
+from studies.protocol.jobs import RATES, made_lines
 from studies.protocol.verdict import BY_INTERVAL, verdict_table
 from studies.quality.implementations import implementations, implementations_table
 from studies.quality.run import POSITIONS
@@ -41,7 +41,7 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
         InputError: no run has finished.
     """
     file = out / "step_times.jsonl"
-    runs, times, tuned = made_lines(out / "runs"), read_lines(file), made_lines(out / "rates")
+    runs, times, tuned = made_lines(out), read_lines(file), made_lines(out, RATES)
     if not runs:
         raise InputError(f"{out}/runs has no finished run: make some with --run=FOLDER --corpus=DATA")
     lines, verdicts = summary(runs, times), [x.verdict_line(runs, times) for x in hypotheses]

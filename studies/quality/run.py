@@ -6,8 +6,7 @@ step needs them. Several processes may work at one study: each takes what no oth
 """
 
 import pathlib
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -16,19 +15,17 @@ from flash_lm.config.experiment import parse
 from flash_lm.data.slices import ALL
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.runs.jsonl import Line, read_jsonl, write_jsonl
+from flash_lm.runs.jsonl import Line, grouped
 from flash_lm.runs.provenance import config_hash
 from flash_lm.runs.run_folder import run_hash
 from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, train_whole
 from flash_lm.sweeps.tuning import best_values, tune
-from studies.protocol.jobs import begun_here, is_made, write_made
+from studies.protocol.jobs import RATES, Job, ShouldStop, made_lines
 
 DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"
 POSITIONS = "positions"  # slices that are scored in rows of every length
 BLOCKS = 50  # at most, of consecutive rows of the test split
-_OF_A_CURVE = ("split", "step", "loss", "accuracy", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
-ShouldStop = Callable[[], bool]
 
 
 class Part(NamedTuple):
@@ -85,22 +82,6 @@ class Trunk(NamedTuple):
         return self.model.partition("/")[0]
 
 
-class Workplace(NamedTuple):
-    """Where a process works at a study.
-
-    Attributes:
-        data: identifies all texts, see `hash_of_files`.
-        out: folder of the study's lines.
-        runs: folder for runs in progress; several processes may share it.
-        should_stop: called after every step; when it returns true, work stops where it is.
-    """
-
-    data: str
-    out: pathlib.Path
-    runs: pathlib.Path
-    should_stop: ShouldStop
-
-
 def study_hash(config: Any, *more: Any) -> str:
     """A hash of twelve digits of what a run's lines follow from: its config, and more that JSON can hold."""
     return config_hash([run_hash(config.to_dict()), *more])
@@ -135,120 +116,81 @@ def parts_named(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
     return [part for part in parts if part.name in names]
 
 
-def make_parts(config: ConfigDict, parts: Sequence[Part], models: Runs, steps: int, place: Workplace) -> list[Trunk]:
-    """Makes the parts of a study in their order, each after the rates of its models.
+def jobs_of(
+    config: ConfigDict, parts: Sequence[Part], models: Runs, steps: int, texts: str, out: pathlib.Path
+) -> list[Job]:
+    """The jobs of parts of the study in their order: the search of each model's rate, then the runs that have it.
 
     Args:
         config: what all models start from.
         parts: of the study.
         models: what differs in each model that is tuned, by name.
-        steps: of the longest runs of tuning.
-        place: where `tune_models` and `run_trunks` work.
-
-    Returns:
-        Trunks that other processes have begun, or whose rate they are finding.
+        steps: of the longest runs of a search.
+        texts: identifies all texts, see `hash_of_files`.
+        out: folder of the lines, which has the rates that are known.
 
     Raises:
-        InputError: a config is wrong, the lines are of another config, or bad data.
-        Stopped: it was asked to stop.
+        InputError: a config is wrong.
     """
-    left = []
-    for trunks in [trunks_of(config, [part]) for part in parts]:  # all are checked before the first run
-        tune_models(config, {trunk.tuned_as: models[trunk.tuned_as] for trunk in trunks}, steps, place)
-        left += run_trunks(trunks, place)
-    return left
+    known, found = rates(out), {}
+    for trunk in trunks_of(config, parts):
+        name = trunk.tuned_as
+        found[RATES, name] = rate_job(config, name, models[name], steps, texts)
+        found[trunk.name, ""] = trunk_job(trunk, known.get(name), texts)
+    return [*found.values()]
 
 
-def tune_models(config: ConfigDict, models: Runs, steps: int, place: Workplace) -> None:
-    """Finds the learning rate of each model that has none in OUT/rates, on the validation split.
+def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts: str) -> Job:
+    """The search of a model's learning rate, on the validation split.
 
     Args:
         config: what all models start from.
-        models: what differs in each.
+        model: its name.
+        changes: what differs in it.
         steps: of the longest runs.
-        place: its `out` gets rates/MODEL.jsonl, with a line for each run.
-
-    Raises:
-        InputError: bad config or data, or the rates there are of another config.
-        Stopped: it was asked to stop.
+        texts: identifies all texts.
     """
     schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
     of_longest: Any = changed(config, schedule)
     budget = steps * parse(config).data.tokens_per_batch
-    for model, changes in models.items():
-        file = place.out / "rates" / f"{model}.jsonl"
-        folder = place.runs / f"tuning_{model}_{place.data}"  # its finished runs do not know their texts
-        known = study_hash(changed(of_longest, changes), place.data, budget)
-        with begun_here(place.runs / f"tuning_{model}.lock") as free:
-            if is_made(file, known) or not free:
-                continue
-            print(f"rate of {model}", flush=True)
-            lines = tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, place.should_stop)
-            write_made(file, lines, known)
-            shutil.rmtree(folder)
+    known = study_hash(changed(of_longest, changes), texts, budget)
+
+    def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+        return tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
+
+    return Job(model, {"model": model}, known, make, kind=RATES)
 
 
 def rates(out: pathlib.Path) -> dict[str, Line]:
     """The best line of each model's search, see `best_values`, by model."""
     found = {}
-    for file in sorted((out / "rates").glob("*.jsonl")):
-        (best,) = best_values(read_jsonl(file))
-        found[best["model"]] = best
+    for (model,), own in grouped(made_lines(out, RATES), "model").items():
+        (found[model],) = best_values(own)
     return found
 
 
-def run_trunks(trunks: Sequence[Trunk], place: Workplace) -> list[Trunk]:
-    """Trains and scores each trunk that has no file in OUT/runs, unless another process is at it.
-
-    A file is written whole, after all that it has, so a process may be killed at any time. A trunk whose loss becomes
-    non-finite, or whose model has no finite rate, has one line, which says so.
+def trunk_job(trunk: Trunk, best: Line | None, texts: str) -> Job:
+    """A run at the best rate of its model; one whose loss becomes non-finite, or that has no finite rate, says so.
 
     Args:
-        trunks: what is to be made.
-        place: its `out` has rates/, and gets runs/ with a file of lines for each trunk, and curves/ with how its loss
-            fell.
-
-    Returns:
-        Trunks without a file: another process has begun them, or is finding their rate.
-
-    Raises:
-        InputError: the lines are of another config, or bad data.
-        Stopped: it was asked to stop.
+        trunk: what is trained and scored.
+        best: a line of `rates`; None: it is not known yet.
+        texts: identifies all texts.
     """
-    left = []
-    for trunk in trunks:
-        file, folder = place.out / "runs" / f"{trunk.name}.jsonl", place.runs / trunk.name
-        best = rates(place.out).get(trunk.tuned_as)
-        if best is None:
-            left += [] if file.exists() else [trunk]
-            continue
-        scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
-        known = study_hash(trunk.config, place.data, scored, best["value"])
-        with begun_here(place.runs / f"{trunk.name}.lock") as free:
-            if is_made(file, known):
-                continue
-            if not free:
-                left.append(trunk)
-                continue
-            print(trunk.name, flush=True)
-            lines = _lines(trunk, best, folder, place.should_stop)
-            file_of_curves = place.out / "curves" / file.name
-            file_of_curves.parent.mkdir(parents=True, exist_ok=True)
-            write_jsonl(file_of_curves, curves(folder))
-            write_made(file, lines, known)
-            shutil.rmtree(folder, ignore_errors=True)
-    return left
+    if best is None:
+        return Job(trunk.name, trunk.at, "", lambda *_: [], is_ready=False)
+    scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
+    rate = best["value"]
 
+    def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+        if "failed" in best:
+            return [{"rate": rate, "failed": f"no learning rate stays finite: {best['failed']}"}]
+        try:
+            return one_trunk(trunk, rate, folder, should_stop)
+        except NonfiniteError as error:
+            return [{"rate": rate, "failed": str(error)}]
 
-def _lines(trunk: Trunk, best: Line, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    """What is reported of a trunk, or why there is nothing."""
-    about = {**trunk.at, "rate": best["value"]}
-    if "failed" in best:
-        return [{**about, "failed": f"no learning rate stays finite: {best['failed']}"}]
-    try:
-        return one_trunk(trunk, best["value"], folder, should_stop)
-    except NonfiniteError as error:
-        return [{**about, "failed": str(error)}]
+    return Job(trunk.name, trunk.at, study_hash(trunk.config, texts, scored, rate), make)
 
 
 def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
@@ -275,16 +217,6 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
             scores += evaluate(folder / name, "test", [length], slices=[ALL, *asked], blocks=BLOCKS)
         lines += [score | trunk.at | {"share": float(name), "rate": rate} for score in scores]
     return lines
-
-
-def curves(folder: pathlib.Path) -> list[Line]:
-    """How the loss of each run in a folder fell, as far as it came: what explains a score when the run is gone."""
-    kept = lambda line: {key: line[key] for key in _OF_A_CURVE if key in line}
-    return [
-        {"schedule": file.parent.relative_to(folder).as_posix(), **kept(line)}
-        for file in sorted(folder.rglob("metrics.jsonl"))
-        for line in read_jsonl(file)
-    ]
 
 
 def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:

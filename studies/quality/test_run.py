@@ -15,20 +15,10 @@ from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.train_loop import train
-from studies.protocol.jobs import begun_here, made_lines
+from studies.protocol.jobs import RATES, Place, begun_here, finish, made_lines, make_jobs
 from studies.quality import __main__ as quality_program
 from studies.quality import data, run, step_times
-from studies.quality.run import (
-    Part,
-    Workplace,
-    make_parts,
-    parts_named,
-    rates,
-    run_trunks,
-    schedules,
-    trunks_of,
-    tune_models,
-)
+from studies.quality.run import Part, jobs_of, parts_named, rate_job, rates, schedules, trunk_job, trunks_of
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -45,6 +35,12 @@ def config_in(folder):
     return config
 
 
+def run_trunks(trunks, place, texts=DATA):
+    """Makes the jobs of trunks whose rate is known; returns the trunks that are left."""
+    left = make_jobs(lambda: [trunk_job(x, rates(place.out).get(x.tuned_as), texts) for x in trunks], place)
+    return [trunk for trunk in trunks if trunk.name in left]
+
+
 def parts(**options):
     return [Part("first", MODELS, {}, seeds=(0, 1), steps=20, **options)]
 
@@ -53,7 +49,7 @@ def parts(**options):
 def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     trunks = trunks_of(config_in(tmp_path), parts(shares=(0.5, 1.0), lengths=(64, 128), slices=("positions",)))
     out, runs = tmp_path / "out", tmp_path / "runs"
-    place = Workplace(DATA, out, runs, bool)
+    place = Place(out, runs, bool)
     rate_is(out, 2e-3)
     assert [trunk.name for trunk in trunks[:3]] == [
         "first_linear_transformer_seed_0",
@@ -61,7 +57,7 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
         "first_linear_transformer_seed_1",
     ]
     assert run_trunks(trunks[:1], place) == []
-    lines = made_lines(out / "runs")
+    lines = made_lines(out)
     assert [(x["split"], x["share"], x["length"], x["step"], x.get("slice")) for x in lines] == [
         ("validation", 0.5, 32, 10, None),
         ("test", 0.5, 32, 10, None),
@@ -89,14 +85,14 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     train(changed(trunks[0].config, whole), tmp_path / "alone")
     assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[3]["loss"]
     # What has lines is not made again; another config is another study.
-    assert run_trunks(trunks[:1], place) == [] and made_lines(out / "runs") == lines
+    assert run_trunks(trunks[:1], place) == [] and made_lines(out) == lines
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
     fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
     for wrong, texts in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
-        with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
-            run_trunks([wrong], Workplace(texts, out, runs, bool))
+        with pytest.raises(InputError, match="first_linear_transformer_seed_0 is of another config"):
+            run_trunks([wrong], place, texts)
     rate_is(out, 3e-3)  # a search that was made again
-    with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
+    with pytest.raises(InputError, match="first_linear_transformer_seed_0 is of another config"):
         run_trunks(trunks[:1], place)
 
 
@@ -109,15 +105,15 @@ def test_a_stopped_trunk_goes_on(tmp_path, stop):
     rate_is(out, 2e-3)
     steps = itertools.count(1)
     with pytest.raises(KeyboardInterrupt):
-        run_trunks([trunk], Workplace(DATA, out, runs, lambda: next(steps) >= stop))
-    assert not made_lines(out / "runs")
-    assert run_trunks([trunk], Workplace(DATA, out, runs, bool)) == []
-    lines = made_lines(out / "runs")
-    other = Workplace(DATA, tmp_path / "whole", tmp_path / "other", bool)
+        run_trunks([trunk], Place(out, runs, lambda: next(steps) >= stop))
+    assert not made_lines(out)
+    assert run_trunks([trunk], Place(out, runs, bool)) == []
+    lines = made_lines(out)
+    other = Place(tmp_path / "whole", tmp_path / "other", bool)
     assert run_trunks([trunk], other) == [trunk]  # no rate there
     shutil.copytree(out / "rates", tmp_path / "whole" / "rates")
     run_trunks([trunk], other)
-    assert [x["loss"] for x in lines] == [x["loss"] for x in made_lines(tmp_path / "whole" / "runs")]
+    assert [x["loss"] for x in lines] == [x["loss"] for x in made_lines(tmp_path / "whole")]
 
 
 def rate_is(out, value, **more):
@@ -151,7 +147,7 @@ def without_training(monkeypatch):
 
 def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training):
     trunks, out, runs = trunks_of(config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
-    place = Workplace(DATA, out, runs, bool)
+    place = Place(out, runs, bool)
     assert run_trunks(trunks, place) == trunks and not without_training  # no rate is known yet
     rate_is(out, 1e-3)
     with begun_here(runs / f"{trunks[1].name}.lock") as free:
@@ -161,29 +157,30 @@ def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training
     assert run_trunks(trunks, place) == []
     assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3, 1)]
     assert {rate for _, rate in without_training} == {1e-3}  # the ablation has its model's
-    failed = [line for line in made_lines(out / "runs") if line["seed"] == 1]
+    failed = [line for line in made_lines(out) if line["seed"] == 1]
     assert [(line["run"], line["failed"]) for line in failed] == [(name, "loss nan") for name in MODELS]
 
 
 def test_a_full_disk_is_no_failed_run(tmp_path, without_training):
     """The folder stays, and the run goes on when there is room."""
     trunks, out, runs = trunks_of(config_in(tmp_path), parts())[:1], tmp_path / "out", tmp_path / "runs"
-    place = Workplace(DATA, out, runs, bool)
+    place = Place(out, runs, bool)
     rate_is(out, 1e-3)
     without_training.full.append(True)
     with pytest.raises(RunError, match="the disk is full"):
         run_trunks(trunks, place)
-    assert (runs / trunks[0].name).is_dir() and not made_lines(out / "runs")
+    (folder,) = runs.glob(f"{trunks[0].name}_*/")
+    assert not made_lines(out)
     without_training.full.clear()
-    shutil.rmtree(runs / trunks[0].name)  # the stand-in makes it anew
-    assert run_trunks(trunks, place) == [] and len(made_lines(out / "runs")) == 1
+    shutil.rmtree(folder)  # the stand-in makes it anew
+    assert run_trunks(trunks, place) == [] and len(made_lines(out)) == 1
 
 
 def test_without_a_finite_rate_there_is_no_run(tmp_path, without_training):
     trunks, out = trunks_of(config_in(tmp_path), parts()), tmp_path / "out"
     rate_is(out, 1e-3, failed="loss nan")
-    assert run_trunks(trunks, Workplace(DATA, out, tmp_path / "runs", bool)) == [] and not without_training
-    lines = made_lines(out / "runs")
+    assert run_trunks(trunks, Place(out, tmp_path / "runs", bool)) == [] and not without_training
+    lines = made_lines(out)
     assert len(lines) == 4 and all(x["failed"] == "no learning rate stays finite: loss nan" for x in lines)
 
 
@@ -201,18 +198,22 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run, "tune", tune)
     config, out = config_in(tmp_path), tmp_path / "out"
+    place = Place(out, tmp_path / "runs", bool)
+    tune_models = lambda names, steps: make_jobs(
+        lambda: [rate_job(config, name, {}, steps, DATA) for name in names], place
+    )
     for _ in range(2):
-        tune_models(config, {"a": {}, "b": {}}, 50, Workplace(DATA, out, tmp_path / "runs", bool))
+        assert tune_models("ab", 50) == []
     tokens = 50 * config.data.tokens_per_batch
     assert asked == [(name, "train.learning_rate", tokens, "sqrt", 10) for name in "ab"]
     assert {model: (line["value"], line["bracketed"]) for model, line in rates(out).items()} == {
         "a": (2.0, True),
         "b": (2.0, True),
     }
-    with pytest.raises(InputError, match="a.jsonl is of another config"):
-        tune_models(config, {"a": {}}, 100, Workplace(DATA, out, tmp_path / "runs", bool))
-    with begun_here(tmp_path / "runs" / "tuning_c.lock"):
-        tune_models(config, {"c": {}}, 50, Workplace(DATA, out, tmp_path / "runs", bool))
+    with pytest.raises(InputError, match="rates: a is of another config"):
+        tune_models("a", 100)
+    with begun_here(tmp_path / "runs" / "rates_c.lock"):
+        assert tune_models("c", 50) == ["c"]
     assert len(asked) == 2
 
 
@@ -250,22 +251,38 @@ def test_the_texts_of_the_study_have_an_identity(tmp_path):
         hash_of_files(tmp_path / "a", (".jsonl",))
 
 
-def test_each_part_is_made_after_the_rates_of_its_models(tmp_path, monkeypatch):
-    config, made = config_in(tmp_path), []
-    models = {"a": {}, "b": {}}
-    two = [Part("first", {"b/x": {}}, {}, (0, 1), 50), Part("second", {"a": {}, "b": {}}, {}, (0,), 50)]
-    monkeypatch.setattr(run, "tune_models", lambda config, models, *more: made.append(("rates", *models)))
-    monkeypatch.setattr(run, "run_trunks", lambda trunks, *more: made.extend(x.name for x in trunks) or trunks)
-    left = make_parts(config, two, models, 50, Workplace(DATA, tmp_path / "out", tmp_path / "runs", bool))
-    trunks = ["first_b_x_seed_0", "first_b_x_seed_1"], ["second_a_seed_0", "second_b_seed_0"]
-    assert made == [("rates", "b"), *trunks[0], ("rates", "a", "b"), *trunks[1]]
-    assert [trunk.name for trunk in left] == [*trunks[0], *trunks[1]]
+def test_each_run_is_made_after_the_rate_of_its_model(tmp_path, without_training, monkeypatch):
+    """Parts in their order; the whole protocol, whose lines are then put together."""
 
-    made.clear()
+    def tune(config, models, key, budget, workdir, should_stop):
+        (model,) = models
+        without_training.append(("rate", model))
+        return [{"model": model, "round": 3, "key": key, "value": 1e-3, "loss": 1.0}]
+
+    monkeypatch.setattr(run, "tune", tune)
+    config, out, models = config_in(tmp_path), tmp_path / "out", {"a": {}, "b": {}}
+    two = [Part("first", {"b/x": {}}, {}, (0, 2), 50), Part("second", {"a": {}, "b": {}}, {}, (0,), 50)]
+    of = lambda parts: make_jobs(lambda: jobs_of(config, parts, models, 50, DATA, out), place)
+    place = Place(out, tmp_path / "runs", bool)
     wrong = two[0]._replace(changes={"model.family": "nonsense"})
     with pytest.raises(InputError, match="nonsense"):
-        make_parts(config, [*two, wrong], models, 50, Workplace(DATA, tmp_path, tmp_path, bool))
-    assert not made
+        of([*two, wrong])
+    assert not without_training
+    assert of(two) == []
+    made = [name for name, _ in without_training if name != "rate"]
+    assert made == ["first_b_x_seed_0", "first_b_x_seed_2", "second_a_seed_0", "second_b_seed_0"]
+    assert [x for x in without_training if x[0] == "rate"] == [("rate", "b"), ("rate", "a")]
+    lines, searched = made_lines(out), made_lines(out, RATES)
+    finish([], place)
+    assert {path.name for path in out.iterdir()} == {"runs.jsonl", "rates.jsonl", "curves.jsonl"}
+    assert made_lines(out) == lines == read_jsonl(out / "runs.jsonl") and made_lines(out, RATES) == searched
+    before = [*without_training]
+    assert of(two) == [] and without_training == before  # what is put together is not made again
+    of([*two, two[0]._replace(seeds=(0, 2, 3))])
+    assert [name for name, _ in without_training[len(before) :]] == ["first_b_x_seed_3"]
+    assert len(made_lines(out)) == len(lines) + 1
+    with pytest.raises(InputError, match="second_a_seed_0 is of another config"):
+        make_jobs(lambda: jobs_of(changed(config, {"train.clip": 7.0}), two, models, 50, DATA, out), place)
 
 
 def test_parts_are_chosen_by_name(tmp_path):
@@ -292,7 +309,7 @@ def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypat
         timed.append((baseline, *group))
         return [{"run": name, "microbatch_ms": 1.0} for name in group]
 
-    monkeypatch.setattr(script, "make_parts", lambda config, parts, *more: made.extend(x.name for x in parts) or [])
+    monkeypatch.setattr(script, "jobs_of", lambda config, parts, *more: made.extend(x.name for x in parts) or [])
     monkeypatch.setattr(step_times, "time_group", time_group)
     (tmp_path / "runs").mkdir()
     runs = [("rows_of_2048", "flash_scores"), ("rows_of_2048", "transformer_plus_plus"), ("large", "flash_scores/5M")]
@@ -302,7 +319,7 @@ def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypat
         (tmp_path / folder / "a.jsonl").write_text("{}")
         argv = [f"--corpus={tmp_path / folder}", f"--out={tmp_path}", "--parts=rows_of_2048 large"]
         script.main([*argv, f"--run={tmp_path}", "--time"])
-    assert made == ["rows_of_2048", "large"] * 2 and "all runs are made" in capsys.readouterr().out
+    assert {*made} == {"rows_of_2048", "large"} and "all runs are made" in capsys.readouterr().out
     long = [f"rows_of_2048 {name}" for name in ("transformer_plus_plus", "flash_scores")]
     large = ["large flash_scores/5M"]
     assert timed == [(long[0], *long), (large[0], *large)]

@@ -13,7 +13,7 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.train_loop import train
-from studies.protocol.jobs import begun_here, made_lines, write_made
+from studies.protocol.jobs import begun_here, made_lines
 from studies.quality import train_peers
 from studies.quality.run import Part, schedules, trunks_of
 
@@ -58,7 +58,7 @@ def trunks(tmp_path, script, monkeypatch):
 
 def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
     trunk = trunks[0]
-    lines = script.make(script.Task("uniform", trunk, 2e-3), sys.executable, tmp_path / "peer")
+    lines = script.make(script.PeerRun("uniform", trunk, 2e-3), sys.executable, tmp_path / "peer")
     ((_, schedule),) = schedules(trunk, 2e-3, tmp_path).items()
     train(changed(trunk.config, schedule), tmp_path / "ours")
     ours = [evaluate(tmp_path / "ours", split, blocks=script.BLOCKS)[0] for split in script.SPLITS]
@@ -83,7 +83,7 @@ def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
 
 
 def test_what_a_peer_says_is_reported(script, trunks, tmp_path):
-    of = lambda seed: script.make(script.Task("uniform", trunks[seed], 2e-3), sys.executable, tmp_path / str(seed))
+    of = lambda seed: script.make(script.PeerRun("uniform", trunks[seed], 2e-3), sys.executable, tmp_path / str(seed))
     assert of(1) == [
         {"part": "peers", "peer": "uniform", "beside": "linear_transformer", "run": "uniform at 0.002"}
         | {"seed": 1, "rate": 2e-3, "failed": "the loss of step 3 is nan"}
@@ -96,15 +96,19 @@ def test_what_a_peer_says_is_reported(script, trunks, tmp_path):
 
 def test_each_peer_has_three_rates(script, trunks, tmp_path):
     with pytest.raises(InputError, match=f"no rate of {FAMILY} in"):
-        script.tasks_of(["uniform"], trunks[:1], tmp_path)
+        script.runs_of(["uniform"], trunks[:1], tmp_path)
     with pytest.raises(InputError, match="--peers=nobody: must be among uniform, uniform/changed"):
-        script.tasks_of(["nobody"], trunks[:1], tmp_path)
-    line = {"model": FAMILY, "round": 3, "key": "train.learning_rate", "value": 3e-3, "loss": 1.0}
-    (tmp_path / "rates").mkdir()
-    write_jsonl(tmp_path / "rates" / f"{FAMILY}.jsonl", [line])
-    tasks = script.tasks_of(["uniform", "uniform/changed"], trunks[:1], tmp_path)
+        script.runs_of(["nobody"], trunks[:1], tmp_path)
+    write_rate(tmp_path, 3e-3)
+    tasks = script.runs_of(["uniform", "uniform/changed"], trunks[:1], tmp_path)
     named = ("uniform_0.003", "uniform_changed_0.003", "uniform_0.0015", "uniform_0.006")
     assert [task.name for task in tasks] == [f"peers_{name}_seed_0" for name in named]
+
+
+def write_rate(out, value):
+    (out / "rates").mkdir(parents=True)
+    line = {"model": FAMILY, "round": 3, "key": "train.learning_rate", "value": value, "loss": 1.0}
+    write_jsonl(out / "rates" / f"{FAMILY}.jsonl", [line])
 
 
 def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, capsys):
@@ -118,7 +122,7 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
 
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.jsonl").write_text("{}")
-    write_made(out / "rates" / f"{FAMILY}.jsonl", [{"model": FAMILY, "round": 3, "value": 4e-3, "loss": 1.0}], "")
+    write_rate(out, 4e-3)
     monkeypatch.setattr(script, "trunks_of", lambda config, parts: trunks[:1])
     monkeypatch.setattr(script, "make", make)
     monkeypatch.setattr(script, "check_python", lambda python: None)
@@ -126,18 +130,18 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
     names = [f"peers_uniform_{rate}_seed_0" for rate in (0.004, 0.002, 0.008)]
     with begun_here(runs / f"{names[1]}.lock"):
         script.main(argv)
-    assert made == [names[0], names[2]] and {x["rate"] for x in made_lines(out / "runs")} == {4e-3, 8e-3}
+    assert made == [names[0], names[2]] and {x["rate"] for x in made_lines(out)} == {4e-3, 8e-3}
     for _ in range(2):
         script.main(argv)
     assert made == [names[0], names[2], names[1]] and not [path for path in runs.iterdir() if path.is_dir()]
     (tmp_path / "texts" / "a.jsonl").write_text("other")
-    with pytest.raises(InputError, match=f"{names[0]}.jsonl is of another config, rate, texts or scores"):
+    with pytest.raises(InputError, match=f"{names[0]} is of another config, rate, texts or scores"):
         script.main(argv)
 
 
-def test_lines_of_a_peer_stand_when_ours_starts_otherwise(script, trunks):
+def test_lines_of_a_peer_stand_when_ours_starts_otherwise(script, trunks, tmp_path):
     of = lambda key, value: trunks[0]._replace(config=changed(trunks[0].config, {key: value}))
-    known = lambda trunk, rate=2e-3, data="texts": script.Task("uniform", trunk, rate).known(data)
+    known = lambda trunk, rate=2e-3, data="texts": script.PeerRun("uniform", trunk, rate).job(data, tmp_path).known
     assert known(of("model.residual_init", "as_init")) == known(of("model.residual_init", "depth")) == known(trunks[0])
     others = known(of("model.mlp_dim", 99)), known(trunks[0], 1e-3), known(trunks[0], data="others")
     assert known(trunks[0]) not in others

@@ -13,7 +13,6 @@ beside ours, so tables and verdicts of the study (studies/quality/__main__.py) h
 import argparse
 import json
 import pathlib
-import shutil
 import signal
 import subprocess
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ from flash_lm.sweeps.grid import changed
 from flash_lm.training.evaluation import in_blocks, scores_of
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
-from studies.protocol.jobs import begun_here, is_made, write_made
+from studies.protocol.jobs import Job, Place, make_jobs
 from studies.quality import config as study
 from studies.quality.implementations import rates_of
 from studies.quality.run import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
@@ -55,7 +54,7 @@ SPLITS = ("validation", "test")
 _NO_TARGET = -100
 
 
-class Task(NamedTuple):
+class PeerRun(NamedTuple):
     """A run of a peer."""
 
     peer: str
@@ -74,17 +73,19 @@ class Task(NamedTuple):
         who = {"peer": self.peer, "beside": self.ours.model, "run": run}
         return {"part": PART, **who, "seed": self.ours.seed, "rate": self.rate}
 
-    def known(self, data: str) -> str:
-        """What its lines follow from: our config, but for how our sublayers start, which no peer takes over.
+    def job(self, texts: str, python: pathlib.Path) -> Job:
+        """Its lines follow from our config, but for how our sublayers start, which no peer takes over.
 
         Args:
-            data: identifies all texts.
+            texts: identifies all texts.
+            python: of the peers' environment.
         """
         config = changed(self.ours.config, {"model.residual_init": "as_init"})
-        return study_hash(config, data, self.peer, self.rate)
+        known = study_hash(config, texts, self.peer, self.rate)
+        return Job(self.name, self.at, known, lambda folder, should_stop: make(self, python, folder))
 
 
-def tasks_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[Task]:
+def runs_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[PeerRun]:
     """The runs of each peer, those at our rates first.
 
     Raises:
@@ -95,10 +96,10 @@ def tasks_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[T
     ours, tuned = {trunk.model: trunk for trunk in trunks}, rates(out)
     beside = {peer: ours[PEERS[peer]] for peer in peers}
     if missing := [trunk.tuned_as for trunk in beside.values() if trunk.tuned_as not in tuned]:
-        raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run reproduce.py --table=study --run=…")
+        raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run python -m studies.quality --run=…")
     of_ours = lambda trunk: tuned[trunk.tuned_as]["value"]
-    tasks = [Task(peer, trunk, rate) for peer, trunk in beside.items() for rate in rates_of(peer, of_ours(trunk))]
-    return sorted(tasks, key=lambda task: task.rate != of_ours(task.ours))
+    found = [PeerRun(peer, trunk, rate) for peer, trunk in beside.items() for rate in rates_of(peer, of_ours(trunk))]
+    return sorted(found, key=lambda run: run.rate != of_ours(run.ours))
 
 
 def ask(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:
@@ -138,18 +139,18 @@ def _write(file: pathlib.Path, chosen: list[dict[str, np.ndarray]]) -> None:
     np.savez(file, inputs_NxBxL=inputs, targets_NxBxL=np.stack(targets).astype(np.int32))
 
 
-def make(task: Task, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
+def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
     """Trains and scores a run of a peer; returns a line for each split, or one that says why it failed.
 
     Raises:
         RunError: the peer cannot be built or trained, or has another size.
     """
-    ((name, changes),) = schedules(task.ours, task.rate, folder).items()
-    experiment = build_experiment(parse(changed(task.ours.config, changes)))
+    ((name, changes),) = schedules(asked.ours, asked.rate, folder).items()
+    experiment = build_experiment(parse(changed(asked.ours.config, changes)))
     config, train = experiment.config, experiment.config.train
     schedule = learning_rate(train)
     question: Line = {
-        "peer": task.peer,
+        "peer": asked.peer,
         "shape": shape_of(config),
         "parameters": experiment.model.parameter_count(),
         "most_unequal": MOST_UNEQUAL,
@@ -162,10 +163,10 @@ def make(task: Task, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
     count = write_batches(experiment, train.steps, folder)
     answer = ask(python, folder, question)
     if "failed" in answer:
-        return [{**task.at, "failed": answer["failed"]}]
+        return [{**asked.at, "failed": answer["failed"]}]
     about: Line = {
         "task": config.task,
-        "family": task.peer,
+        "family": asked.peer,
         "parameters": answer["parameters"],
         "corpus": experiment.corpus.name,
         "corpus_hash": experiment.corpus.fingerprint[:12],
@@ -178,7 +179,7 @@ def make(task: Task, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
         "peer_versions": answer["peer_versions"],
         **provenance(answer["device"]),
     }
-    return [{**about, **_scores(answer[split], count[split]), "split": split, **task.at} for split in SPLITS]
+    return [{**about, **_scores(answer[split], count[split]), "split": split, **asked.at} for split in SPLITS]
 
 
 def _scores(sums: Line, count: float) -> Line:
@@ -201,18 +202,9 @@ def main(argv: list[str]) -> None:
     config: Any = study.get_config()
     config.data.mixture = study.mixture(arguments.corpus)
     trunks = trunks_of(config, [part for part in study.get_parts() if part.name == PART])
-    tasks = tasks_of(words_of(arguments.peers), trunks, arguments.out)
-    data = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
-    for task in tasks:
-        file = arguments.out / "runs" / f"{task.name}.jsonl"
-        known = task.known(data)
-        with begun_here(arguments.run / f"{task.name}.lock") as free:
-            if is_made(file, known) or not free:
-                continue
-            print(task.name, flush=True)
-            folder = arguments.run / task.name
-            write_made(file, make(task, arguments.python, folder), known)
-            shutil.rmtree(folder)
+    texts = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
+    jobs = [x.job(texts, arguments.python) for x in runs_of(words_of(arguments.peers), trunks, arguments.out)]
+    make_jobs(lambda: jobs, Place(arguments.out, arguments.run, bool))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,12 @@ from flash_lm.runs.jsonl import Line
 
 def best(lines: list[Line]) -> Line:
     """The run with the best accuracy on the validation split; the first of equals. Failed runs are the worst."""
-    return max(lines, key=lambda line: line.get("validation_accuracy", -1.0))
+    return max(lines, key=accuracy_of)
+
+
+def accuracy_of(line: Line) -> float:
+    """Of a run on the validation split; a failed one is worse than all others."""
+    return line.get("validation_accuracy", -1.0)
 
 
 def at_best_rate(runs: list[Line], model: str, width: int) -> list[Line]:

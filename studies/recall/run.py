@@ -1,9 +1,8 @@
 """A study of recall: models on associative recall at several rates and seeds, and what their states cost."""
 
-import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +18,9 @@ from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
 from flash_lm.sweeps.grid import changed, train_whole
-from studies.protocol.rates_then_seeds import rates_then_seeds
-from studies.recall.report import best
+from studies.protocol.jobs import Job, ShouldStop, made_lines
+from studies.protocol.rates import rated_jobs
+from studies.recall.report import accuracy_of
 
 _TOKENS, _ROWS = 8, 16  # of a turn of decoding
 
@@ -59,7 +59,7 @@ def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -
     return found
 
 
-def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: Callable[[], bool]) -> Line:
+def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> Line:
     """Trains and scores one run; returns its line, with all that is reported.
 
     Raises:
@@ -88,35 +88,20 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
     }
 
 
-def recall_study(
-    models: Sequence[Model],
-    rates: Sequence[float],
-    more_seeds: Sequence[int],
-    runs: pathlib.Path,
-    file: pathlib.Path,
-    should_stop: Callable[[], bool],
-    beyond: int = 0,
-) -> list[Line]:
+def jobs_of(
+    models: Sequence[Model], rates: Sequence[float], more_seeds: Sequence[int], further: int, out: pathlib.Path
+) -> list[Job]:
     """Each model at each rate with seed 0, and at the rate with the best validation accuracy with more seeds.
 
     Args:
         models: from `models_of`.
         rates: learning rates.
         more_seeds: seeds besides 0.
-        runs: folder for runs in progress.
-        file: gets a line for each run as soon as it is scored; what has a line there is not made again.
-        should_stop: called after every step; when it returns true, the study stops where it is.
-        beyond: at most so many further rates of each model, see `rates_then_seeds`.
-
-    Returns:
-        All lines of the file.
-
-    Raises:
-        InputError: the file has runs of another config.
-        Stopped: it was asked to stop.
+        further: at most so many further rates of each model, see `rates_to_try`.
+        out: folder of the lines.
     """
-    make = functools.partial(one_run, should_stop=should_stop)
-    return rates_then_seeds(models, rates, more_seeds, file, runs, make, best, beyond)
+    loss_of = lambda line: -accuracy_of(line)
+    return rated_jobs(models, rates, more_seeds, further, made_lines(out), loss_of, one_run)
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:

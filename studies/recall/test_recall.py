@@ -9,9 +9,10 @@ from flash_lm.models.facts import facts
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import run_hash
 from flash_lm.sweeps.grid import changed
+from studies.protocol.jobs import Place, made_lines, make_jobs
 from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
 from studies.recall.report import best, plot_recall, recall_table, summary
-from studies.recall.run import models_of, recall_study, time_decoding
+from studies.recall.run import jobs_of, models_of, time_decoding
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -54,16 +55,18 @@ def test_the_config_of_the_page_is_of_todays_defaults():
 @pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(tmp_path):
     models = models_of(small(), ("linear_transformer+short_convolution=2",), (8,))
-    file, runs = tmp_path / "runs.jsonl", tmp_path / "runs"
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    study = lambda models, stop: make_jobs(lambda: jobs_of(models, (1e-3, 1e-2), (1,), 0, out), Place(out, runs, stop))
     with pytest.raises(KeyboardInterrupt):
-        recall_study(models, (1e-3, 1e-2), (1,), runs, file, lambda: file.exists())  # in the second run
-    before = read_jsonl(file)
+        study(models, lambda: bool(made_lines(out)))  # in the second run
+    before = made_lines(out)
     assert [(line["rate"], line["seed"]) for line in before] == [(1e-3, 0)]
-    lines = recall_study(models, (1e-3, 1e-2), (1,), runs, file, lambda: False)
-    assert read_jsonl(file) == lines and lines[:1] == before
-    rate = best(lines[:2])["rate"]
-    assert [(line["rate"], line["seed"]) for line in lines] == [(1e-3, 0), (1e-2, 0), (rate, 1)]
-    assert list(runs.iterdir()) == []  # a line has all that is reported
+    assert study(models, bool) == []
+    lines = made_lines(out)
+    assert all(line in lines for line in before)
+    rate = best([line for line in lines if line["seed"] == 0])["rate"]
+    assert {(line["rate"], line["seed"]) for line in lines} == {(1e-3, 0), (1e-2, 0), (rate, 1)}
+    assert not [path for path in runs.iterdir() if path.is_dir()]  # a line has all that is reported
     for line in lines:
         parts, targets = line["by_part"], {"2 pairs in 16 tokens": 16, "4 pairs in 16 tokens": 96}
         assert line["accuracy"] == pytest.approx(sum(parts[x] * n for x, n in targets.items()) / 112)
@@ -72,8 +75,8 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     expected = facts("linear_transformer", config.model, (16,), ()).state_bytes[16]
     assert {line["state_bytes"] for line in lines} == {expected}
     other = models_of(changed(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
-    with pytest.raises(InputError, match="has a run of linear_transformer.* with another config"):
-        recall_study(other, (1e-3,), (), runs, file, lambda: False)
+    with pytest.raises(InputError, match="linear_transformer.* is of another config"):
+        study(other, bool)
 
 
 @pytest.mark.slow

@@ -3,25 +3,25 @@
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --runs=runs/seq2seq_copy --out=runs/seq2seq/copy
 
 Each model is trained at each rate with the first seed; the rate with the lowest loss on the validation split gets the
-other seeds. Every run is scored on the test split, and its line is added to OUT/runs.jsonl before the next run begins;
-run again, it goes on where it stopped. OUT gets table.md, verdicts.jsonl and seq2seq.png. Words such as
---config.data.path=… change the config. With --only=NAME,… a process trains a part of the models, into the same OUT.
+other seeds. Every run is scored on the test split, and its line is written at once; run again, it goes on where it
+stopped, and several processes share the runs. OUT gets table.md, verdicts.jsonl and seq2seq.png. Words such as
+--config.data.path=… change the config.
 """
 
 import argparse
-import functools
 
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, words_of
+from flash_lm.cli.types import local_path
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.rates_then_seeds import rates_then_seeds
+from studies.protocol.jobs import Place, finish, made_lines, make_jobs
+from studies.protocol.rates import rated_jobs
 from studies.protocol.ratios import SEEDS
 from studies.protocol.verdict import verdict_table
-from studies.seq2seq.report import best, plot_seq2seq, seq2seq_table, summary
+from studies.seq2seq.report import loss_of, plot_seq2seq, seq2seq_table, summary
 from studies.seq2seq.run import models_of, one_run
 
 
@@ -33,18 +33,18 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
-    parser.add_argument("--only", metavar="NAME,…", help="names of models to train; default: all")
     arguments, words = parser.parse_known_args(argv)
     module, out = load_module(arguments.config), arguments.out
     if not hasattr(module, "RULES"):
         raise InputError(f"{arguments.config} is no such study: give a file like studies/seq2seq/configs/copy.py")
     models = models_of(load_config(arguments.config, words), module.MODELS)
-    if arguments.only:
-        models = _chosen(models, words_of(arguments.only))
     out.mkdir(parents=True, exist_ok=True)
     with stop_on_signal() as should_stop:
-        make, file = functools.partial(one_run, should_stop=should_stop), out / "runs.jsonl"
-        lines = rates_then_seeds(models, module.RATES, module.MORE_SEEDS, file, arguments.runs, make, best)
+        jobs_now = lambda: rated_jobs(models, module.RATES, module.MORE_SEEDS, 0, made_lines(out), loss_of, one_run)
+        place = Place(out, arguments.runs, should_stop)
+        if not finish(make_jobs(jobs_now, place), place):
+            return
+    lines = made_lines(out)
     of_models, verdicts = summary(lines), [x.verdict_line(lines) for x in module.RULES]
     write_jsonl(out / "summary.jsonl", of_models)
     write_jsonl(out / "verdicts.jsonl", verdicts)
@@ -54,13 +54,6 @@ def main(argv: list[str]) -> None:
     if can_draw():
         plot_seq2seq(of_models, out / "seq2seq.png")
     print(text)
-
-
-def _chosen(models: list, names: list[str]) -> list:
-    known = [model.name for model in models]
-    if unknown := [name for name in names if name not in known]:
-        raise InputError(f"--only: there is no model {unknown[0]}; names are {', '.join(known)}")
-    return [model for model in models if model.name in names]
 
 
 if __name__ == "__main__":

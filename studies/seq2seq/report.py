@@ -26,7 +26,12 @@ _MODELS: Columns = {
 
 def best(lines: list[Line]) -> Line:
     """The run with the lowest loss on the validation split; the first of equals. Failed runs are the worst."""
-    return min(lines, key=lambda line: line.get("validation_loss", float("inf")))
+    return min(lines, key=loss_of)
+
+
+def loss_of(line: Line) -> float:
+    """Of a run on the validation split; a failed one is worse than all others."""
+    return line.get("validation_loss", float("inf"))
 
 
 def at_best_rate(runs: Sequence[Line], model: str) -> dict[int, Line]:

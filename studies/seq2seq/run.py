@@ -1,7 +1,7 @@
 """A study of what is given: models that read it from the left, as a prefix, or with an encoder."""
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
 from flash_lm.sweeps.grid import changed, train_whole
+from studies.protocol.jobs import ShouldStop
 
 
 class Model(NamedTuple):
@@ -38,7 +39,7 @@ def models_of(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]
     return [Model(name, changed(config, own)) for name, own in keys.items()]
 
 
-def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: Callable[[], bool]) -> Line:
+def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> Line:
     """Trains and scores one run; returns its line, with all that is reported.
 
     Raises:

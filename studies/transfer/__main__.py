@@ -26,6 +26,7 @@ from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.interrupt import stop_on_signal
+from studies.protocol.jobs import Place, finish
 from studies.transfer.report import BASELINE, write_transfer
 from studies.transfer.run import Transfer, run_transfer
 
@@ -102,8 +103,8 @@ def study(data: pathlib.Path) -> Transfer:
 def make_runs(arguments: argparse.Namespace) -> None:
     """Makes the runs that are missing."""
     with stop_on_signal() as should_stop:
-        left = run_transfer(study(arguments.data), arguments.out, arguments.runs, should_stop)
-    print(f"left to another process: {', '.join(left)}" if left else "all runs are made")
+        place = Place(arguments.out, arguments.runs, should_stop)
+        finish(run_transfer(study(arguments.data), place), place)
 
 
 def make_baselines(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
-from studies.protocol.jobs import made_lines
+from studies.protocol.jobs import PRETRAINING, made_lines
 from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, by_seeds
 
 POINTS = 100.0  # of a share
@@ -163,11 +163,11 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[f
     Raises:
         InputError: no run has finished.
     """
-    lines, file = made_lines(out / "runs"), out / "baselines.jsonl"
+    lines, file = made_lines(out), out / "baselines.jsonl"
     if not lines:
         raise InputError(f"{out}/runs has no finished run: make some with studies/transfer/__main__.py run")
     found, baselines = summary(lines), read_lines(file)
-    pretrained = made_lines(out / "pretraining")
+    pretrained = made_lines(out, PRETRAINING)
     verdicts = [one.verdict_line(lines, pretrained, share) for one in hypotheses for share in shares]
     write_jsonl(out / "summary.jsonl", found)
     write_jsonl(out / "verdicts.jsonl", verdicts)

@@ -11,7 +11,7 @@ from small import small_config
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.sweeps import grid
-from studies.protocol.jobs import begun_here, made_lines
+from studies.protocol.jobs import Place, begun_here, made_lines
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.transfer import __main__ as transfer_program
 from studies.transfer import run
@@ -48,11 +48,12 @@ def quick(monkeypatch):
         trained, scored, lost = [], [], ()
 
         def train(self, config, folder, should_stop):
-            self.trained.append(folder.name)
+            name = re.sub("_[0-9a-f]{12}$", "", folder.name)  # without the hash of its job
+            self.trained.append(name)
             if config.train.init_from:
                 assert pathlib.Path(config.train.init_from).is_dir()
             folder.mkdir(parents=True)
-            if folder.name in self.lost:
+            if name in self.lost:
                 raise NonfiniteError("loss nan")
 
         def evaluate(self, folder, split):
@@ -73,8 +74,8 @@ def quick(monkeypatch):
 
 def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     grid, out, runs = study_in(tmp_path, families=FAMILIES), tmp_path / "out", tmp_path / "runs"
-    assert run_transfer(grid, out, runs, bool) == []
-    lines = made_lines(out / "runs")
+    assert run_transfer(grid, Place(out, runs, bool)) == []
+    lines = made_lines(out)
     assert len(lines) == 2 * 2 * 2 * 2
     assert {(x["family"], x["arm"], x["share"], x["seed"], x["rate"]) for x in lines} == {
         (family, arm.name, share, seed, 2e-3)
@@ -87,58 +88,58 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     assert {split for name, split in quick.scored if "seed" in name} == {"test"}
     assert not [path for path in runs.iterdir() if path.is_dir()]
     before = [*quick.trained]
-    assert run_transfer(grid, out, runs, bool) == [] and quick.trained == before
+    assert run_transfer(grid, Place(out, runs, bool)) == [] and quick.trained == before
     longer = {"pretraining": {**grid.pretraining, "train.steps": 4}}
     for other, file in (
-        (longer, "pretraining/"),
-        ({"data": "other"}, "pretraining/"),
-        ({"tuning_steps": 160}, "rates/"),
+        (longer, "pretraining: linear_transformer_plain "),
+        ({"data": "other"}, "pretraining: linear_transformer_plain "),
+        ({"tuning_steps": 160}, "rates: linear_transformer_"),
     ):
         message = f"{file}.*is of another config, rate, texts or scores: write to another folder"
         with pytest.raises(InputError, match=message):
-            run_transfer(grid._replace(**other), out, runs, bool)
+            run_transfer(grid._replace(**other), Place(out, runs, bool))
     # A run belongs to the pretraining that it began with.
     for path in (out / "pretraining").iterdir():
         path.unlink()
-    with pytest.raises(InputError, match="rates/linear_transformer_frozen.jsonl is of another config"):
-        run_transfer(grid._replace(**longer), out, runs, bool)
+    with pytest.raises(InputError, match="rates: linear_transformer_frozen is of another config"):
+        run_transfer(grid._replace(**longer), Place(out, runs, bool))
 
 
 def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
     grid, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
-    run_transfer(grid, out, runs, bool)
+    run_transfer(grid, Place(out, runs, bool))
     (out / "runs" / "linear_transformer_frozen_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    run_transfer(grid, out, runs, bool)
+    run_transfer(grid, Place(out, runs, bool))
     assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
     (out / "runs" / "linear_transformer_from_scratch_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    run_transfer(grid, out, runs, bool)
+    run_transfer(grid, Place(out, runs, bool))
     assert quick.trained == ["linear_transformer_from_scratch_1_seed_1"]  # which needs no weights
 
 
 def test_what_needs_another_process_is_left(quick, tmp_path):
     grid, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
-    with begun_here(runs / "linear_transformer_plain.lock"):
-        left = run_transfer(grid, out, runs, bool)
+    with begun_here(runs / "pretraining_linear_transformer_plain.lock"):
+        left = run_transfer(grid, Place(out, runs, bool))
     assert len(left) == 1 + 1 + 4 and all("frozen" in name or "plain" in name for name in left)
-    assert {line["arm"] for line in made_lines(out / "runs")} == {"from scratch"}
-    assert run_transfer(grid, out, runs, bool) == [] and len(made_lines(out / "runs")) == 8
+    assert {line["arm"] for line in made_lines(out)} == {"from scratch"}
+    assert run_transfer(grid, Place(out, runs, bool)) == [] and len(made_lines(out)) == 8
 
 
 def test_a_run_that_fails_has_a_line(quick, tmp_path):
     quick.lost = ("linear_transformer_frozen_1_seed_0",)
     out = tmp_path / "out"
-    run_transfer(study_in(tmp_path), out, tmp_path / "runs", bool)
-    (line,) = (x for x in made_lines(out / "runs") if "failed" in x)
+    run_transfer(study_in(tmp_path), Place(out, tmp_path / "runs", bool))
+    (line,) = (x for x in made_lines(out) if "failed" in x)
     assert line["failed"] == "loss nan" and (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 0)
 
 
 def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path):
     quick.lost = ("linear_transformer_plain",)
     out = tmp_path / "out"
-    assert run_transfer(study_in(tmp_path, families=FAMILIES), out, tmp_path / "runs", bool) == []
-    lines = made_lines(out / "runs")
+    assert run_transfer(study_in(tmp_path, families=FAMILIES), Place(out, tmp_path / "runs", bool)) == []
+    lines = made_lines(out)
     failed = [line for line in lines if "failed" in line]
     assert len(lines) == 16 and {line["failed"] for line in failed} == {"pretraining: loss nan"}
     assert {(line["family"], line["arm"]) for line in failed} == {("linear_transformer", "frozen")}
@@ -149,8 +150,8 @@ def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path)
 @pytest.mark.slow
 def test_the_whole_study_of_a_small_model(tmp_path):
     grid, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
-    assert run_transfer(grid, out, runs, bool) == []
-    lines = made_lines(out / "runs")
+    assert run_transfer(grid, Place(out, runs, bool)) == []
+    lines = made_lines(out)
     assert len(lines) == 4 and all(0 <= line["accuracy_low"] <= line["accuracy"] <= 1 for line in lines)
     assert {line["split"] for line in lines} == {"test"} and {line["tokens"] for line in lines} == {16}
     (pretrained,) = read_jsonl(out / "pretraining" / "linear_transformer_plain.jsonl")

@@ -1,0 +1,62 @@
+"""The rates of a model: those that are planned, and further ones while the best is at the edge."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+from ml_collections import ConfigDict
+
+from studies.protocol.jobs import Place, made_lines, make_jobs
+from studies.protocol.rates import best_rate, rated_jobs, rates_to_try
+
+
+class Model(NamedTuple):
+    """A model without weights: its loss grows with the distance from its best rate."""
+
+    name: str
+    best: float
+
+    def at(self, rate, seed):
+        return {"model": self.name, "rate": rate, "seed": seed}
+
+    def of_run(self, rate, seed):
+        return ConfigDict(self.at(rate, seed))
+
+
+def one_run(model, rate, seed, folder, should_stop):
+    return model.at(rate, seed) | {"loss": abs(rate - model.best)}
+
+
+@pytest.mark.parametrize(
+    ("best", "further", "rates"),
+    [
+        (0.01, 2, [0.003, 0.01, 0.03]),
+        (0.03, 0, [0.003, 0.01, 0.03]),
+        (0.03, 2, [0.003, 0.01, 0.03, 0.1]),  # the further rate is worse, so the search ends
+        (0.0001, 2, [0.003, 0.01, 0.03, 0.0009, 0.00027]),
+        (0.0001, 1, [0.003, 0.01, 0.03, 0.0009]),
+    ],
+)
+def test_further_rates_are_tried_while_the_best_is_at_the_edge(tmp_path, best, further, rates):
+    out, models = tmp_path / "out", [Model("a", best), Model("b", 0.01)]
+    loss_of = lambda line: line["loss"]
+    jobs = lambda: rated_jobs(models, (0.003, 0.01, 0.03), (1, 2), further, made_lines(out), loss_of, one_run)
+    assert make_jobs(jobs, Place(out, tmp_path / "runs", bool)) == []
+    lines = [line for line in made_lines(out) if line["model"] == "a"]
+    assert sorted(line["rate"] for line in lines if line["seed"] == 0) == sorted(rates)
+    nearest = min(rates, key=lambda rate: abs(rate - best))
+    assert [(x["seed"], x["rate"]) for x in lines if x["seed"]] == [(1, nearest), (2, nearest)]
+
+
+def test_rates_go_on_by_the_factor_between_the_lowest_two():
+    losses = {0.1: 2.0, 0.3: 1.0}
+    assert rates_to_try([0.1, 0.3], losses, 1) == [0.1, 0.3, 0.9]
+    assert rates_to_try([0.1, 0.3], losses | {0.1: 0.5}, 1) == [0.1, 0.3, 0.033]
+    assert rates_to_try([0.1, 0.3], {0.1: 2.0}, 1) == [0.1, 0.3]  # not all are tried yet
+    assert rates_to_try([0.1], {0.1: 2.0}, 1) == [0.1]
+
+
+def test_the_best_is_the_first_of_equals_and_failed_runs_are_the_worst():
+    assert best_rate([0.1, 0.3, 1.0], {0.1: math.inf, 0.3: 1.0, 1.0: 1.0}) == 0.3
+    assert best_rate([0.1, 0.3], {0.1: math.inf, 0.3: math.inf}) == 0.1
+    assert best_rate([0.1, 0.3], {0.1: 1.0}) is None
