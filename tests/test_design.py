@@ -10,7 +10,7 @@ PACKAGE = ROOT / "flash_lm"
 
 def rows() -> list[set[str]]:
     """The rooms of each row of the table."""
-    text = (ROOT / "docs" / "design.md").read_text().partition("## Rooms")[2].partition("## Keys")[0]
+    text = (ROOT / "docs" / "design.md").read_text().partition("## Rooms")[2].partition("\n## ")[0]
     cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     return [set(re.findall(r"`(\w+)/?`", cell)) for cell in cells]
 

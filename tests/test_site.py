@@ -50,11 +50,32 @@ def test_lines_are_chosen_by_their_values():
 def test_links_are_those_of_the_site():
     assert repository.site_link("docs/keys.md", "..") == "keys.md"
     assert repository.site_link("CLAIMS.md", "../studies/claims") == "claims.md"
+    assert repository.site_link("../studies/seq2seq/README.md") == "prefixes.md"
+    assert repository.site_link("../README.md", "../studies/quickstart") == "studies.md"
     assert repository.site_link("../studies/lra/results/table.md") == "path:../studies/lra/results/table.md"
+    assert repository.site_link("config.py", "../studies/carry") == "../studies/carry/config.py"
     assert (
         repository.with_site_links("[a](https://b.c) [d](#e) [f](keys.md#g)")
         == "[a](https://b.c) [d](#e) [f](keys.md#g)"
     )
+
+
+def test_links_of_a_family_are_those_of_the_page_that_includes_it():
+    """On GitHub they lead to the README, on the site to the page that shows it."""
+    links = "[how](../../benchmarks/peers/README.md#which-is-faster), [a\nstudy](../../studies/quality/README.md)"
+    assert repository.with_site_links(links, "families") == "[how](peers.md#which-is-faster), [a\nstudy](study.md)"
+    assert repository.with_site_links("[export](../export.md), ![p](pictures/flash.svg)", "families") == (
+        "[export](export.md), ![p](families/pictures/flash.svg)"
+    )
+
+
+def test_each_study_has_a_page_with_its_name():
+    readmes = [*(ROOT / "studies").glob("**/README.md"), *(ROOT / "benchmarks").glob("**/README.md")]
+    listed = (ROOT / "docs" / "index.md").read_text().splitlines()
+    for readme in (path for path in readmes if path.parent.name != "results"):
+        page = ROOT / "docs" / repository.PAGES[f"../{readme.relative_to(ROOT)}"]
+        heading = page.read_text().splitlines()[0]
+        assert heading == readme.read_text().splitlines()[0] and page.stem in listed
 
 
 def test_docstrings_become_restructuredtext():

@@ -4,11 +4,14 @@
 pairs. Its content is the formula for the parameters of a layer.
 """
 
+import pathlib
+
+from base_facts import LENGTHS, base_facts, paper_link
 from docutils import nodes
+from repository import with_site_links
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from base_facts import LENGTHS, base_facts, paper_link
 from flash_lm.config import keys
 from flash_lm.config.registry import FAMILIES
 from flash_lm.families.family import Family
@@ -80,8 +83,11 @@ class FamilyFacts(SphinxDirective):
 
 def _with_sections(app: Sphinx, name: str, source: list[str]) -> None:
     if name == "families":
-        include = "".join(f"```{{include}} families/{family}.md\n:relative-docs: ..\n```\n\n" for family in FAMILIES)
-        source[0] = source[0].replace(_HERE, include)
+        files = [pathlib.Path(app.srcdir) / "families" / f"{family}.md" for family in FAMILIES]
+        for file in files:
+            app.env.note_dependency(str(file), docname=name)
+        sections = "\n\n".join(with_site_links(file.read_text(encoding="utf-8"), "families") for file in files)
+        source[0] = source[0].replace(_HERE, sections)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -8,6 +8,7 @@ import pathlib
 import re
 
 from base_facts import CAPACITIES, base_facts, paper_link
+
 from flash_lm.cli.run import run
 from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError

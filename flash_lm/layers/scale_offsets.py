@@ -62,7 +62,7 @@ def first_scales(
         config: of the layer.
         of_one_source: whether queries and keys are scale-offsets of the same Z. With equal γ each token would then see
             tokens like itself most, and masked tokens each other, which keeps a masked language model from its context
-            for long (studies/families/README.md). So they start as `model.scale_init` says.
+            for long (studies/defaults/README.md). So they start as `model.scale_init` says.
         rngs: for the random starts.
     """
     init = "normal" if of_one_source and config.scale_init == "normal" else config.init

@@ -16,9 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from peer_worker import flash_pytorch
 from torch import nn
 from torch.nn import functional
+
+# The peers' environment does not have this repository: a module of it is found by its folder, which needs nothing else.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "peers"))
+from speed_worker import flash_pytorch
 
 Shape = dict[str, Any]  # the keys that `benchmarks.lib.peers.shape_of` gives
 Batch = tuple[torch.Tensor, torch.Tensor]
