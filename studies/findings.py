@@ -12,7 +12,6 @@ import tomllib
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replaced
 from flash_lm.runs.jsonl import Line, read_lines
-from studies.claims.page import SAID
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 from studies.protocol.hypotheses import Hypothesis, step_name, timed_steps
 from studies.protocol.jobs import made_lines
@@ -225,16 +224,12 @@ def _of_claims(results: Results) -> Figures:
     """How many claims have which verdict, and why others have none."""
     lines = results.lines(CLAIMS)
     counts = collections.Counter(line["verdict"] for line in lines)
-    reasons = [line["reasons"] for line in lines if line["verdict"] == SAID[UNDECIDED]]
+    reasons = [line["reasons"] for line in lines if line["verdict"] == UNDECIDED]
     table = tomllib.loads((HERE / "claims" / "claims.toml").read_text(encoding="utf-8"))
     of_study = [row for row in table["claims"] if "trunks" in {part["rule"] for part in row["rules"]}]
     return {
         "claims": len(lines),
-        "claims_by_verdict": ", ".join(
-            f"{counts[said]} {said.removesuffix(' at small scale')}"
-            for word in WORDS
-            if counts[said := SAID.get(word, word)]
-        ),
+        "claims_by_verdict": ", ".join(f"{word} {counts[word]}" for word in WORDS if counts[word]),
         "claims_untested": sum(any("validation split alone" in reason for reason in own) for own in reasons),
         "claims_withdrawn": sum(any(reason.startswith("withdrawn") for reason in own) for own in reasons),
         "claims_of_study": NUMBERS[len(of_study)].capitalize(),

@@ -52,8 +52,7 @@ def test_the_verdicts():
     text = " ".join(PAGES["README.md"].split())
     assert counts and f"Of {counts[1]} claims" in text
     for part in counts[2].split(", "):
-        count, word = re.match(r"(\d+) (\w+(?: \w+)*?)(?: at small scale)?$", part).groups()
-        assert re.search(rf"\b{count} {word}", text), part
+        assert part in text
 
 
 @pytest.fixture

@@ -11,20 +11,15 @@ from studies.claims.evidence import Evidence
 from studies.claims.report import Claim, read_claim
 from studies.protocol.jobs import made_lines
 from studies.protocol.ratios import SEEDS
-from studies.protocol.verdict import ALIKE, ARITHMETIC, FAILS, HOLDS, UNDECIDED, WORDS, Verdict
+from studies.protocol.verdict import ALIKE, ARITHMETIC, WORDS, Verdict
 
 HERE = pathlib.Path(__file__).parent
 ROOT, TABLE = HERE.parents[1], HERE / "claims.toml"
 RESULTS = pathlib.PurePath("studies", "claims", "results")
 RUNS, CURVES, VERDICTS = "runs.jsonl", "curves.jsonl", "verdicts.jsonl"
-SAID = {
-    HOLDS: "reproduced at small scale",
-    FAILS: "contradicted at small scale",
-    UNDECIDED: "undecided at small scale",
-}
 INTRODUCTION = f"""\
-A ratio is decided by its geometric mean over {SEEDS} seeds or more: the claim is reproduced if the 95 % interval of
-the mean (Student's t) is wholly within the bounds, contradicted if it is wholly outside, and else undecided. In the
+A ratio is decided by its geometric mean over {SEEDS} seeds or more: the claim holds if the 95 % interval of the
+mean (Student's t) is wholly within the bounds, does not hold if it is wholly outside, and else is undecided. In the
 study of quality (README.md in studies/quality) the interval has the error of the text beside the spread of the seeds,
 and at equal time that of the times. Where a rule says "by the seeds alone", the lines have no blocks of text, so that
 error is not known. Accuracies and what is measured need two seeds, or two runs of a benchmark, and all of them must
@@ -33,10 +28,6 @@ of the test split. Perplexities within a factor of {ALIKE:g} of each other count
 than that factor, and "better" means better by more; a rule may name another factor. What is measured stands beside
 what is claimed ("237 of 317"). What holds after so few steps of such small models may not hold for those of the
 papers, and what fails here may hold there."""
-
-
-def _said(word: str | None) -> str:
-    return SAID.get(word or "", word or "")
 
 
 def read_table() -> tuple[dict[str, Any], list[Claim]]:
@@ -73,7 +64,7 @@ def verdict_lines(evidence: Evidence) -> list[Line]:
         {
             "claim": x.text,
             "of": x.source,
-            "verdict": _said(own.word),
+            "verdict": own.word,
             "reasons": own.reasons,
             "figure": own.figure,
         }
@@ -86,7 +77,7 @@ def page(evidence: Evidence) -> str:
     table, claims = read_table()
     verdicts = [(claim, claim.verdict(evidence)) for claim in claims]
     counts = {word: sum(verdict.word == word for _, verdict in verdicts) for word in WORDS}
-    found = ", ".join(f"{count} {_said(word)}" for word, count in counts.items() if count)
+    found = ", ".join(f"{word} {count}" for word, count in counts.items() if count)
     commands = dict.fromkeys(command for claim in claims for command in claim.commands)
     letters = {command: string.ascii_uppercase[i] for i, command in enumerate(commands)}
     of_source = {claim.source: [x for x in verdicts if x[0].source == claim.source] for claim in claims}
@@ -95,7 +86,7 @@ def page(evidence: Evidence) -> str:
     ]
     return "\n".join(
         [
-            "# A verdict on every claim",
+            "# A verdict on every claim, at small scale",
             "",
             f"Of {len(claims)} claims: {found}. Written by `python -m studies.claims` from `claims.toml` and the files "
             "that it names.",
@@ -104,7 +95,7 @@ def page(evidence: Evidence) -> str:
             "",
             "| claim | of | verdict |",
             "|---|---|---|",
-            *(f"| {claim.text} | {claim.source} | {_said(verdict.word)} |" for claim, verdict in verdicts),
+            *(f"| {claim.text} | {claim.source} | {verdict.word} |" for claim, verdict in verdicts),
             "",
             *(f"{section}\n" for section in sections),
             "## The studies",
@@ -131,7 +122,7 @@ def _section(claim: Claim, verdict: Verdict, letters: dict[str, str]) -> str:
         [
             f"### {claim.text}",
             "",
-            ": ".join(filter(None, [f"**{_said(verdict.word)}**", "; ".join(verdict.reasons)])),
+            ": ".join(filter(None, [f"**{verdict.word}**", "; ".join(verdict.reasons)])),
             "",
             *lines,
         ]

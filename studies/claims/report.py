@@ -16,7 +16,7 @@ class Claim:
     Attributes:
         text: the claim.
         source: who made it.
-        rules: it is reproduced if all hold, contradicted if one does not.
+        rules: the claim holds if all hold, and does not if one does not.
         commands: the commands that produce its evidence.
         withdrawn: why this evidence allows no verdict, whatever it says.
         note: a remark on the figure.

@@ -221,7 +221,7 @@ class Arithmetic:
         return self.what
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """By arithmetic: nothing was run, so nothing was reproduced."""
+        """By arithmetic: nothing was run, so nothing was found to hold."""
         del evidence
         product = " / ".join("·".join(f"{x:g}" for x in factors) for factors in (self.over, self.under))
         return Verdict(ARITHMETIC, f"{product} = {math.prod(self.over) / math.prod(self.under):.3g}")

@@ -65,12 +65,12 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, mon
     text = (root / "studies" / "claims" / "CLAIMS.md").read_text()
     claims = sections_of(text)
     claim = claims["AFT-simple is as good as the Linear Transformer"]
-    assert claim["verdict"] == "**reproduced at small scale**"
+    assert claim["verdict"] == "**holds**"
     rule = "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer, by the seeds alone"
     found = "bits a byte of simple 0.995 (0.995–0.995, 3 seeds) × that of linear_transformer (95 %: 0.995 to 0.995)"
     assert (claim["rule"], claim["found"]) == (rule, found)
     assert claim["models"] == "9 parameters, 500 steps, 1.02M tokens of training" and claim["what would change it"]
-    assert claims["AFT-local is best with a window in the middle"]["verdict"] == "**undecided at small scale**"
+    assert claims["AFT-local is best with a window in the middle"]["verdict"] == "**undecided**"
     assert claims["AFT-local gains from longer rows"]["found"] == "no finished run of rows_of_1024 in aft"
     assert claims["FLASH's step time is flat in the length"]["verdict"] == "**not run**"
     assert "trained by commit c0ffee." in text and "seeds 0, 1, 2" in text
@@ -195,10 +195,10 @@ def test_each_verdict_recomputed_from_the_files(row):
         ends = mean * math.exp(-half), mean * math.exp(half)
         assert "(95 %: {:.3f} to {:.3f})".format(*ends) in told
         decided = on_test and len(ratios) > 2 and (ends[1] < low or ends[0] > high or low < ends[0] < ends[1] < high)
-        words.add(("reproduced" if low < mean < high else "contradicted") if decided else "undecided")
-    expected = next((word for word in ("contradicted", "undecided") if word in words), "reproduced")
+        words.add(("holds" if low < mean < high else "does not hold") if decided else "undecided")
+    expected = next((word for word in ("does not hold", "undecided") if word in words), "holds")
     expected = "undecided" if "withdrawn" in row else expected
-    assert verdict.startswith(f"**{expected} at small scale**")
+    assert verdict.startswith(f"**{expected}**")
 
 
 def test_the_others_recomputed_from_the_files():
@@ -228,8 +228,8 @@ def test_the_others_recomputed_from_the_files():
             ratios.append(ms[first] / ms[second])
         (row,) = (row for name, row in found.items() if name.startswith(text))
         held = [least <= ratio <= most for ratio in ratios]
-        word = "reproduced" if all(held) else "undecided" if any(held) else "contradicted"
-        assert row["verdict"] == f"**{word} at small scale**"
+        word = "holds" if all(held) else "undecided" if any(held) else "does not hold"
+        assert row["verdict"] == f"**{word}**"
         assert all(f"{ratio:.2f}" in row["found"] for ratio in ratios)
 
 

@@ -4,7 +4,7 @@
         --out=studies/recall/results/longer
 
 In the first study (mqar_as_measured.py) a hybrid with one softmax layer in four recalls 38 points less than softmax at
-width 32, and the models with the largest states recall nothing after 600 steps: two claims are contradicted. Its
+width 32, and the models with the largest states recall nothing after 600 steps: two claims do not hold. Its
 Transformers start with sublayers that add much (studies/quality), and so does its Mamba-2; its gated attention units
 start with scales of 1, where queries and keys are equal. So here width 32 has 2400 steps, and each model is trained as
 it starts in the first study and, beside it, as it starts by default today.
