@@ -41,8 +41,6 @@ def gather(scores: Iterable[Line]) -> dict[str, dict[int, Run]]:
     """The runs of a study by name and seed."""
     found: dict[str, dict[int, Run]] = defaultdict(dict)
     for line in scores:
-        # Older lines do not have it; their runs were scored at the length of training first.
-        trained_at = line.get("trained_length", line["length"])
-        run = found[line["run"]].setdefault(line["seed"], Run({}, trained_at))
+        run = found[line["run"]].setdefault(line["seed"], Run({}, line["trained_length"]))
         found[line["run"]][line["seed"]] = Run({**run.scores, (line["split"], line["length"]): line}, run.trained_at)
     return found

@@ -42,7 +42,15 @@ def sections_of(text: str) -> dict[str, dict[str, str]]:
 def write_run(folder: pathlib.Path, name: str, seed: int, perplexity: float, split: str = "test") -> None:
     workdir = folder / f"{name}_seed_{seed}"
     workdir.mkdir(parents=True)
-    score = {"split": split, "length": 512, "perplexity": perplexity, "corpus": "x", "bytes": 9, "step": 500}
+    score = {
+        "split": split,
+        "length": 512,
+        "trained_length": 512,
+        "perplexity": perplexity,
+        "corpus": "x",
+        "bytes": 9,
+        "step": 500,
+    }
     score |= {"bits_per_byte": math.log2(perplexity), "parameters": 9, "tokens": 9, "batch_tokens": 2048}
     score |= {"trained_git": "c0ffee", "trained_dirty": False}
     curve = [{"split": "validation", "step": n, "loss": 1 / n, "tokens": 7, "train_seconds": n} for n in (50, 500)]
