@@ -373,8 +373,15 @@ def test_keys_of_another_task_or_optimizer_are_reported(undone, monkeypatch, cap
     assert "train.optimizer=adamw, model.head=softmax do not read train.signs.share" in line
 
 
-def test_a_config_file_of_an_older_version_gets_advice(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "configs", None)  # as it is outside of a checkout
-    (tmp_path / "mine.py").write_text("from configs import base\nget_config = base.get_config\n")
-    with pytest.raises(InputError, match="imports configs, .*: write from flash_lm.configs import"):
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("configs", "write from flash_lm.configs import"),
+        ("studies", "run python -m flash_lm.… in the root of the repository"),
+    ],
+)
+def test_a_config_that_imports_what_is_not_installed_gets_advice(tmp_path, monkeypatch, module, advice):
+    monkeypatch.setitem(sys.modules, module, None)  # as it is outside of a checkout
+    (tmp_path / "mine.py").write_text(f"from {module} import base\nget_config = base.get_config\n")
+    with pytest.raises(InputError, match=f"imports {module}, .*: {advice}"):
         load_config(str(tmp_path / "mine.py"), [])

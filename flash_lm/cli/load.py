@@ -24,6 +24,11 @@ from flash_lm.errors import InputError
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+# What a config imports that is not there -> what to do; studies are no part of the installed package.
+_ADVICE = {
+    "configs": "write from flash_lm.configs import …",
+    "studies": "run python -m flash_lm.… in the root of the repository",
+}
 _DECLARES = re.compile("^PRESETS\\b", re.MULTILINE)
 _CONFIG_HELP = (
     "a config file, or the name of one, such as quickstart; FILE:NAME for a preset of a file that has them; "
@@ -82,7 +87,7 @@ def load_module(path: str) -> types.ModuleType:
     except SyntaxError as error:
         raise InputError(f"{path} is not valid Python, line {error.lineno}: {error.msg}") from None
     except ModuleNotFoundError as error:
-        advice = "write from flash_lm.configs import …" if error.name == "configs" else "install it"
+        advice = _ADVICE.get(str(error.name).partition(".")[0], "install it")
         raise InputError(f"{path} imports {error.name}, which is not installed: {advice}") from None
     if not hasattr(module, "get_config"):
         raise InputError(f"{path} defines no get_config(): start from configs/base.py")
