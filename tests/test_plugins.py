@@ -259,16 +259,16 @@ def test_a_change_of_a_run_names_no_plugin(tmp_path):
 
 COMMANDS = {
     "command": ["-m", "flash_lm.train", "--workdir=run"],
-    "script": [str(HERE.parent / "scripts" / "recall.py"), "--runs=runs", "--out=out"],
+    "study": ["-m", "studies.recall", "--runs=runs", "--out=out"],
 }
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_commands_and_scripts_find_modules_in_the_working_directory(tmp_path, kind):
+def test_commands_and_studies_find_modules_in_the_working_directory(tmp_path, kind):
     """Both import the module, and end at what is wrong in the config."""
     (tmp_path / "of_this_folder.py").write_text("print('imported', flush=True)\n")
     (tmp_path / "mine.py").write_text(
-        "from flash_lm.configs.recall import mqar_as_measured as its\n"
+        "from studies.recall.configs import mqar_as_measured as its\n"
         "from studies.recall.configs.mqar_as_measured import *\n\n"
         "def get_config():\n    config = its.get_config()\n"
         "    config.plugins, config.train.clip = ('of_this_folder',), -1.0\n    return config\n"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from flash_lm.errors import InputError
 from studies.protocol.jobs import begun_here
-from studies.protocol.queue import holder
+from studies.protocol.locks import holder
 
 _LOWEST = 19  # priority
 _AUTOGROUP = pathlib.Path("/proc/self/autogroup")
