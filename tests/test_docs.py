@@ -123,6 +123,19 @@ def test_links_lead_somewhere(page):
     assert not [file for file in files if not (ROOT / file).exists()]
 
 
+def anchors(page: pathlib.Path) -> set[str]:
+    """Of a page's headings, as viewers of Markdown make them."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_to_a_heading(page):
+    """Where the file lies, as on the site, whose build checks the same."""
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", BLOCK.sub("", page.read_text()))
+    assert not [(file, name) for file, name in links if name not in anchors(page.parent / file if file else page)]
+
+
 # The code of layers.md has tests of its own in tests/layers/test_mixer.py; they and this one are in `make test-all`.
 RUN = [pytest.param(page, marks=pytest.mark.slow if page.name == "layers.md" else ()) for page in PAGES]
 
