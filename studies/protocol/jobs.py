@@ -10,6 +10,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -78,8 +79,11 @@ class Place(NamedTuple):
         Raises:
             InputError: they are of another config.
         """
-        together = read_lines(self.out / f"{job.kind}.jsonl")
-        found = read_lines(self.file(job)) or [line for line in together if job.about.items() <= line.items()]
+        # In this order: a file goes only when its lines are among those that are put together.
+        found = read_lines(self.file(job))
+        if not found:
+            together = read_lines(self.out / f"{job.kind}.jsonl")
+            found = [line for line in together if job.about.items() <= line.items()]
         if job.is_ready and any(self.hashes.get(line["study_hash"], line["study_hash"]) != job.known for line in found):
             raise InputError(
                 f"{self.out / job.kind}: {job.name} is of another config, rate, texts or scores: write to another "
@@ -90,8 +94,8 @@ class Place(NamedTuple):
 
 def made_lines(out: pathlib.Path, kind: str = RUNS) -> list[Line]:
     """The lines of all jobs of a kind that are made."""
-    together = read_lines(out / f"{kind}.jsonl")
-    own = [line for file in sorted((out / kind).glob("*.jsonl")) for line in read_jsonl(file)]
+    own = [line for file in sorted((out / kind).glob("*.jsonl")) for line in read_lines(file)]
+    together = read_lines(out / f"{kind}.jsonl")  # only now, as above
     return together + [line for line in own if line not in together]
 
 
@@ -144,7 +148,8 @@ def _made(job: Job, place: Place, about: Line) -> bool:
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed right after it wrote the lines
             return False
         print(f"{job.name}{f', about {job.hours:.1f} hours' if job.hours else ''}", flush=True)
-        _forget(job, place)  # nothing may use weights that are lost before they are whole again
+        if job.is_lost:
+            _forget(job, place)  # so that nothing uses its weights before they are whole again
         try:
             lines = job.make(folder, place.should_stop)
         except NonfiniteError as error:
@@ -169,14 +174,12 @@ def _write(file: pathlib.Path, lines: list[Line]) -> None:
 
 
 def _forget(job: Job, place: Place) -> None:
-    place.file(job).unlink(missing_ok=True)
+    """Removes the lines of a job."""
     together = place.out / f"{job.kind}.jsonl"
-    lines = read_lines(together)
-    if kept := [line for line in lines if not job.about.items() <= line.items()]:
-        if len(kept) < len(lines):
-            _write(together, kept)
-    else:
-        together.unlink(missing_ok=True)
+    with _alone(place):
+        if together.exists():
+            _write(together, [line for line in read_jsonl(together) if not job.about.items() <= line.items()])
+        place.file(job).unlink(missing_ok=True)
 
 
 def _curves(folder: pathlib.Path) -> list[Line]:
@@ -201,8 +204,8 @@ def finish(left: Sequence[str], place: Place) -> bool:
 
 def put_together(place: Place) -> None:
     """Puts the files of each kind of job together: runs/*.jsonl into runs.jsonl, and so on."""
-    with begun_here(place.runs / "together.lock") as free:
-        for kind in (RUNS, RATES, PRETRAINING, CURVES) if free else ():
+    with _alone(place):
+        for kind in (RUNS, RATES, PRETRAINING, CURVES):
             folder = place.out / kind
             if files := sorted(folder.glob("*.jsonl")):
                 _write(place.out / f"{kind}.jsonl", made_lines(place.out, kind))
@@ -210,6 +213,17 @@ def put_together(place: Place) -> None:
                     file.unlink()
                 with contextlib.suppress(OSError):  # another process writes there
                     folder.rmdir()
+
+
+@contextlib.contextmanager
+def _alone(place: Place) -> Iterator[None]:
+    """Waits until no other process rewrites the files that are put together, which takes none of them long."""
+    while True:
+        with begun_here(place.runs / "together.lock") as free:
+            if free:
+                yield
+                return
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ import pytest
 from small import small_config
 
 from flash_lm.errors import InputError, NonfiniteError
-from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.sweeps import grid
-from studies.protocol.jobs import Place, begun_here, made_lines
+from studies.protocol.jobs import PRETRAINING, Place, begun_here, made_lines, put_together
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.transfer import __main__ as transfer_program
 from studies.transfer import run
@@ -116,6 +116,15 @@ def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
     quick.trained.clear()
     run_transfer(grid, Place(out, runs, bool))
     assert quick.trained == ["linear_transformer_from_scratch_1_seed_1"]  # which needs no weights
+    # The same of lines that are put together.
+    place = Place(out, runs, bool)
+    put_together(place)
+    lost = lambda line: (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 1)
+    write_jsonl(out / "runs.jsonl", [line for line in made_lines(out) if not lost(line)])
+    quick.trained.clear()
+    assert run_transfer(grid, place) == []
+    assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
+    assert len(made_lines(out)) == 8 and len(made_lines(out, PRETRAINING)) == 1
 
 
 def test_what_needs_another_process_is_left(quick, tmp_path):
