@@ -1,6 +1,6 @@
 """Every family at one size on one corpus: perplexity and step time. Not a table of a paper.
 
-    python -m studies.tables --table=families --out=results/families_110m
+    python -m studies.tables --table=families --out=studies/families/results/base_110m
     python -m studies.tables --table=families --scale=small --corpus=$DATA/books --split=validation \
         --out=studies/families/results/causal
 

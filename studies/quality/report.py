@@ -33,7 +33,7 @@ _SPREAD: Columns = {
 
 
 def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path) -> str:
-    """Writes what the lines of OUT/runs, OUT/rates and OUT/step_times.jsonl say, and returns table.md.
+    """Writes what the lines of runs, rates and step_times.jsonl in OUT say, and returns table.md.
 
     The other files are summary.jsonl, verdicts.jsonl, the pictures, and in tuning/ what the search of rates found.
 

@@ -5,9 +5,9 @@
 
 A peer stands beside the model of the study's part "peers" that is the same by its papers: as many parameters, within
 3 %, the same batches in the same order, AdamW with the same numbers and the same schedule. Its rate is half of ours,
-ours, and twice ours, which was tuned and must be in OUT/rates: all three are reported. A peer that differs from ours
-is examined: PEER/our_values starts from the initial values of ours, at our rate. Each run takes its place in OUT/runs
-beside ours, so tables and verdicts of the study (studies/quality/__main__.py) have it.
+ours, and twice ours, which was tuned and must be among the rates in OUT: all three are reported. A peer that differs
+from ours is examined: PEER/our_values starts from the initial values of ours, at our rate. The lines of each run stand
+beside those of ours, so that tables and verdicts of the study (python -m studies.quality) have it.
 """
 
 import argparse

@@ -156,7 +156,7 @@ def summary(lines: Sequence[Line]) -> list[Line]:
 
 
 def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[float], out: pathlib.Path) -> str:
-    """Writes what the lines of OUT/runs, OUT/pretraining and OUT/baselines.jsonl say, and returns table.md.
+    """Writes what the lines of runs, pretraining and baselines.jsonl in OUT say, and returns table.md.
 
     The other files are summary.jsonl, verdicts.jsonl and accuracy.png.
 

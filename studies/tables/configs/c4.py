@@ -1,6 +1,6 @@
 """Masked LM on C4 at 512 … 8192 tokens: perplexity of masked tokens against time a step (FLASH, section 4).
 
-    python -m studies.tables --table=c4 --out=results/c4
+    python -m studies.tables --table=c4 --out=studies/tables/results/c4
     python -m studies.tables --table=c4 --scale=small --corpus=stdlib --out=runs/c4
 
 The paper: Transformer++'s perplexity at all lengths, and training up to 4.8 times as fast.

@@ -1,6 +1,6 @@
 """Bits a byte of enwik8, rows of 1024: AFT against Transformers, linear and not (AFT, section 5).
 
-    python -m studies.tables --table=enwik8 --corpus=enwik8 --out=results/enwik8
+    python -m studies.tables --table=enwik8 --corpus=enwik8 --out=studies/tables/results/enwik8
     python -m studies.tables --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8
 
 12 layers of 512 or 24 of 256; enwik8 is a local file.

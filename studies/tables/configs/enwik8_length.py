@@ -1,6 +1,6 @@
 """AFT-local's row length on enwik8, 24 layers of 256, window 32 (AFT, section 5).
 
-    python -m studies.tables --table=enwik8_length --corpus=enwik8 --out=results/enwik8_length
+    python -m studies.tables --table=enwik8_length --corpus=enwik8 --out=studies/tables/results/enwik8_length
 
 The paper: longer rows are better.
 """

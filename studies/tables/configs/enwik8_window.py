@@ -1,6 +1,6 @@
 """AFT-local's window on enwik8, 24 layers of 256, rows of 1024 (AFT, section 5).
 
-    python -m studies.tables --table=enwik8_window --corpus=enwik8 --out=results/enwik8_window
+    python -m studies.tables --table=enwik8_window --corpus=enwik8 --out=studies/tables/results/enwik8_window
 
 The paper finds 32 the best: bits a byte fall up to there, and rise slowly after it.
 """

@@ -1,6 +1,6 @@
 """A gated attention unit against attention with a feed-forward layer, at three sizes, rows of 512 (FLASH, section 4).
 
-    python -m studies.tables --table=gau_mhsa --out=results/gau_mhsa
+    python -m studies.tables --table=gau_mhsa --out=studies/tables/results/gau_mhsa
 
 Masked LM on C4 at 110M, 336M and 731M parameters. The paper: better perplexity than Transformer++ at equal step time.
 """

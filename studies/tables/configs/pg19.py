@@ -1,6 +1,6 @@
 """Causal LM on PG-19 at 512 … 8192 tokens: perplexity a word against time a step (FLASH, section 4).
 
-    python -m studies.tables --table=pg19 --out=results/pg19
+    python -m studies.tables --table=pg19 --out=studies/tables/results/pg19
     python -m studies.tables --table=pg19 --scale=small --corpus='books/*.txt' --out=runs/pg19
 
 The paper: Transformer++'s perplexity at all lengths, and training up to 12.1 times as fast.

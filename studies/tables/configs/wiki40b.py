@@ -1,6 +1,6 @@
 """Causal LM on Wiki-40B at 512 … 8192 tokens: perplexity a token against time a step (FLASH, section 4).
 
-    python -m studies.tables --table=wiki40b --out=results/wiki40b
+    python -m studies.tables --table=wiki40b --out=studies/tables/results/wiki40b
     python -m studies.tables --table=wiki40b --scale=small --corpus=stdlib --out=runs/wiki40b
 
 The paper: Transformer++'s perplexity at all lengths, and training up to 4.9 times as fast.

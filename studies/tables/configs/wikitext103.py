@@ -1,6 +1,6 @@
 """WikiText-103 at 43M parameters, rows of 512, compared with the figures of table 1 of the TNL paper (about 44M).
 
-    python -m studies.tables --table=wikitext103 --out=results/wikitext103
+    python -m studies.tables --table=wikitext103 --out=studies/tables/results/wikitext103
 
 Vocabulary and schedule are ours, so compare perplexity per word, with line ends counted as words, as in the published
 figures. The test split has 241,211 words separated by white space, and 245,569 with line ends. We count 244,102 of
