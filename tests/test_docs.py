@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 PAGES = [*pages(), *sorted((ROOT / "docs" / "families").glob("*.md"))]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+IN_A_CELL = re.compile(r"`((?:[A-Z_]+=\S+ )*python [^`…]+ --[^`…]+)`")  # what has no flags is not a whole command
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A block of Python runs unless it names what no clone has, such as a run, or adds a row, which other tests would see.
 NOT_HERE = ("runs/", "register_family", "127.0.0.1")
@@ -36,9 +37,11 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
 def commands() -> list[str]:
     """All command lines, whole, without those of other programs."""
     found = {}
+    beside_results = [*(ROOT / "studies").glob("*/results/README.md"), ROOT / "benchmarks" / "README.md"]
+    in_tables = "\n".join(command for page in beside_results for command in IN_A_CELL.findall(page.read_text()))
     for page in PAGES:
-        for block in blocks(page, "sh"):
-            for line in block.replace("\\\n", " ").splitlines():
+        for block in [*blocks(page, "sh"), *([in_tables] if page == PAGES[0] else [])]:
+            for line in re.split(r"\n| && ", block.replace("\\\n", " ")):
                 words = shlex.split(line, comments=True)
                 words = words[: words.index(">")] if ">" in words else words
                 while words and re.match(r"export$|[A-Z_]+=", words[0]):
