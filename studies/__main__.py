@@ -82,7 +82,7 @@ def next_(arguments: argparse.Namespace) -> None:
 
 def commit(arguments: argparse.Namespace) -> None:
     """Names the commit that makes the runs from now on, if its first losses are those of the commits before."""
-    from studies.first_losses import differences  # noqa: PLC0415 (imports JAX)
+    from studies.protocol.first_losses import differences  # noqa: PLC0415 (imports JAX)
 
     name = commit_of(TREE, arguments.name)
     commits = _commits(arguments.root)
@@ -131,9 +131,20 @@ def time(arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Writes tables, verdicts and pictures from the lines, and README's sentences from those."""
-    from studies.report import write_report  # noqa: PLC0415 (imports JAX)
+    # Each imports JAX.
+    from studies.claims.page import write_claims  # noqa: PLC0415
+    from studies.controls import design  # noqa: PLC0415
+    from studies.controls.report import write_controls  # noqa: PLC0415
+    from studies.findings import Results, page  # noqa: PLC0415
+    from studies.quality import config as study  # noqa: PLC0415
+    from studies.quality.report import write_study  # noqa: PLC0415
 
-    print(write_report(arguments.root))
+    controls, quality = design.folders(arguments.root)
+    write_study(study.TITLE, study.get_hypotheses(), quality)
+    print(write_controls(controls, quality))
+    write_claims(arguments.root)
+    readme = arguments.root / "README.md"
+    readme.write_text(page(readme.read_text(encoding="utf-8"), Results(arguments.root)), encoding="utf-8")
 
 
 COMMANDS = {
@@ -168,8 +179,9 @@ def _links(root: pathlib.Path, queue: pathlib.Path) -> pathlib.Path:
     for name, place in LINKS.items():
         link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to((root / "studies" / place).resolve())
+        new = link.with_name(f"{link.name}.{os.getpid()}")
+        new.symlink_to((root / "studies" / place).resolve())
+        os.replace(new, link)  # at no time without it: a process of the queue may be at work
     return folder
 
 

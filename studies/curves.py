@@ -15,7 +15,7 @@ def curves_of(lines: Sequence[Line], part: str, model: str) -> dict[int, Curve]:
     """The curve of each seed of a model, in rows as long as those of its training.
 
     Args:
-        lines: of `run_trunks`.
+        lines: of runs, see `trunk_job`.
         part: of the study.
         model: of that part.
     """

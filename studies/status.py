@@ -30,7 +30,7 @@ def status_table(root: pathlib.Path, queue: pathlib.Path, commits: Sequence[Line
     """
     controls, quality = design.folders(root)
     jobs = design.jobs_now(design.Data(queue / "data"), design.lines_of(controls, quality))
-    found = states(jobs, Place(controls, queue, bool))
+    found = states(jobs, Place(controls, queue, lambda: False))
     left = [state for state in found if state.word in _LEFT]
     sums = [f"{len(left)} left, {_hours(left):.1f} hours of one core"]
     for word in (DONE, RUNNING, LONG):

@@ -24,13 +24,13 @@ def main(argv: list[str]) -> None:
         # Only now: when they are imported, libraries start a thread for each core that they may use.
         from flash_lm.training.interrupt import stop_on_signal  # noqa: PLC0415
         from studies.controls import data, design  # noqa: PLC0415
-        from studies.first_losses import first_losses  # noqa: PLC0415
+        from studies.protocol.first_losses import first_losses  # noqa: PLC0415
         from studies.protocol.jobs import Place, make_jobs  # noqa: PLC0415
-        from studies.protocol.queue import is_queued, read_hashes  # noqa: PLC0415
+        from studies.protocol.queue import queued, read_hashes  # noqa: PLC0415
 
         texts = data.prepared(arguments.data, arguments.queue / "data")
         out, quality = arguments.results / design.NAME, arguments.results / "quality"
-        jobs_now = lambda: [job for job in design.jobs_now(texts, design.lines_of(out, quality)) if is_queued(job)]
+        jobs_now = lambda: queued(design.jobs_now(texts, design.lines_of(out, quality)))
         with stop_on_signal() as stopped:
             if arguments.losses:
                 arguments.losses.write_text(

@@ -48,7 +48,7 @@ def config_names() -> list[str]:
 
 def study_configs() -> list[str]:
     """The config files of studies, from the repository's root."""
-    globs = ("*/config.py", "*/configs/[!_]*.py", "defaults/*.py", "families/*.py")
+    globs = ("*/config.py", "*/configs/[!_]*.py")
     return sorted(str(path.relative_to(ROOT)) for glob in globs for path in (ROOT / "studies").glob(glob))
 
 

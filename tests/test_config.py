@@ -349,6 +349,7 @@ def test_a_name_behind_a_colon_chooses_a_preset(text, name, seed, file, tmp_path
             "",
             "{file} needs the name of a preset: give --config={file}:NAME, and declare what NAME may be as PRESETS",
         ),
+        (TAKES_NONE, ":", "{file} has no presets, that is PRESETS and get_config(name): leave : out"),
         (TAKES_NONE, ":gla", "{file} has no presets, that is PRESETS and get_config(name): leave :gla out"),
         (PRESETS + TAKES_NONE, ":gla", "{file} has no presets, that is PRESETS and get_config(name): leave :gla out"),
         (TAKES_A_NAME, ":gla", "{file} has no presets, that is PRESETS and get_config(name): leave :gla out"),

@@ -1,14 +1,17 @@
 """The notebooks from their first cell to their last, with small settings in place of their own."""
 
+import ast
 import importlib.util
 import json
 import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
 from small import as_overrides, load_script, small_config, write_corpus
 
+from flash_lm.cli.load import load_config
 from flash_lm.config import keys
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES
@@ -64,7 +67,7 @@ def test_the_first_cells(path):
     assert len({cell["id"] for cell in cells}) == len(cells)
 
 
-def test_the_badge_and_the_installation(monkeypatch):
+def test_the_badge_and_the_installation(monkeypatch, tmp_path):
     """Once there is an address; written again, with none, the notebook is as before."""
     script, path = load_script("write_notebooks", "docs/tools"), NOTEBOOKS[0]
     notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -73,22 +76,48 @@ def test_the_badge_and_the_installation(monkeypatch):
     assert title.startswith("# ") and f"/github/someone/something/blob/main/notebooks/{path.name})" in badge
     commands = []
     monkeypatch.setattr(subprocess, "run", lambda words, check: commands.append(words))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(ROOT / "notebooks")
     exec(install, {})
-    assert commands == []  # it is installed here
+    assert commands == [] and sys.path[-1] == str(ROOT)  # it is installed here
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
     exec(install, {})
-    assert commands[0][1:4] == ["-m", "pip", "install"] and commands[0][-1] == f"flash_lm[plot] @ git+{ADDRESS}"
+    clone, pip = commands
+    root = str(tmp_path / "flash_lm_repository")
+    assert clone[:2] == ["git", "clone"] and clone[-2:] == [ADDRESS, root]
+    assert pip[1:4] == ["-m", "pip", "install"] and pip[-1] == f"{root}[plot]" and sys.path[-1] == root
     assert len(script.with_shared_cells(found, path.name, "")["cells"]) == len(found["cells"]) - 1
 
 
-def test_the_installation_without_an_address(monkeypatch):
+def test_the_installation_without_an_address(monkeypatch, tmp_path):
     script, path = load_script("write_notebooks", "docs/tools"), NOTEBOOKS[0]
     found = script.with_shared_cells(json.loads(path.read_text(encoding="utf-8")), path.name, "")
     install = "".join(found["cells"][1]["source"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(ROOT)
     exec(install, {})
+    assert sys.path[-1] == str(ROOT)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install"):
         exec(install, {})
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="in a copy of the repository"):
+        exec(install, {})
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_imports_and_loads_is_there(path, monkeypatch):
+    """Quickly: `test_notebook` runs it."""
+    monkeypatch.chdir(ROOT)
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("flash_lm", "studies", "benchmarks"):
+            exec(ast.unparse(node), {})
+    for config in re.findall(r"load_config\(\"([^\"]+)\"", code):
+        load_config(config, [])
 
 
 @pytest.mark.parametrize("address", ["github.com/someone/something", "https://example.org/a/b", ADDRESS + "/"])

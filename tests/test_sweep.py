@@ -14,7 +14,7 @@ from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.sweeps import grid
 from flash_lm.sweeps.grid import check_runs, grid_runs, run_study
-from studies.defaults import decays, optimizers, stability
+from studies.defaults.configs import decays, optimizers, stability
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -9,7 +9,6 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("usual_promotion")
 def test_what_a_save_costs(tmp_path):
     out = tmp_path / "saves.jsonl"
     words = ["--config=configs/tiny.py", "--config.data.vocab_size=300", "--config.data.tokens_per_batch=4096"]

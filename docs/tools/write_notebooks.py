@@ -22,17 +22,24 @@ _BADGE = (
     "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
     "(https://colab.research.google.com/github/{name}/blob/main/notebooks/{notebook})"
 )
-_INSTALL = """import importlib.util
+# Some import studies or benchmarks, which are of the repository and not of the installed package.
+_FIND = """import importlib.util
+import pathlib
 import subprocess
 import sys
 
+here = pathlib.Path.cwd()
+root = next((folder for folder in (here, *here.parents) if (folder / "studies" / "protocol").is_dir()), {otherwise})"""
+_INSTALL = """
+if not root.exists():
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", "{repository}", str(root)], check=True)
 if importlib.util.find_spec("flash_lm") is None:
-    wanted = "flash_lm[plot] @ git+{repository}"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wanted], check=True)"""
-_NO_ADDRESS = """import importlib.util
-
-if importlib.util.find_spec("flash_lm") is None:
-    raise ModuleNotFoundError("flash_lm is not installed: run pip install '.[plot]' in a copy of its repository")"""
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{{root}}[plot]"], check=True)
+sys.path.append(str(root))"""
+_NO_ADDRESS = """
+if root is None or importlib.util.find_spec("flash_lm") is None:
+    raise ModuleNotFoundError("run pip install '.[plot]' in a copy of the repository, and start this notebook there")
+sys.path.append(str(root))"""
 
 
 def repository() -> str:
@@ -57,7 +64,10 @@ def with_shared_cells(notebook: dict[str, Any], name: str, address: str) -> dict
     """
     title, *rest = [cell for cell in notebook["cells"] if cell["id"] not in ("badge", "install")]
     badge = _BADGE.format(name=address.removeprefix("https://github.com/"), notebook=name)
-    install = _INSTALL.format(repository=address) if address else _NO_ADDRESS
+    find = _FIND.format(otherwise='here / "flash_lm_repository"' if address else None)
+    install = find + (
+        _INSTALL.format(repository=address) if address else _NO_ADDRESS.replace("import subprocess\n", "")
+    )
     shared = [_cell("markdown", "badge", badge)] if address else []
     return notebook | {"cells": [title, *shared, _cell("code", "install", install), *rest]}
 

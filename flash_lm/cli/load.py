@@ -60,7 +60,7 @@ def split_preset(path: str) -> tuple[str, str | None]:
     """Splits FILE:NAME; a file or a folder whose own name has a colon is whole, with None for NAME."""
     file, colon, name = path.rpartition(":")
     is_name = colon and not {"/", "\\"} & {*name} and not pathlib.Path(path).exists()
-    return (file, name or None) if is_name else (path, None)
+    return (file, name) if is_name else (path, None)
 
 
 def load_module(path: str) -> types.ModuleType:
@@ -106,7 +106,7 @@ def read_config(path: str) -> ConfigDict:
     file, name = split_preset(path)
     module = load_module(file)
     presets: list[str] = list(getattr(module, "PRESETS", ()))
-    if name is not None:
+    if name is not None and (name or not presets):
         if not presets or not _takes(module.get_config, name):
             raise InputError(f"{file} has no presets, that is PRESETS and get_config(name): leave :{name} out")
         if name not in presets:

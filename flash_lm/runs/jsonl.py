@@ -34,7 +34,10 @@ def _object(line: bytes) -> Line:
 
 def read_lines(path: pathlib.Path) -> list[Line]:
     """As `read_jsonl`; none if there is no file."""
-    return read_jsonl(path) if path.exists() else []
+    try:
+        return read_jsonl(path)
+    except FileNotFoundError:
+        return []
 
 
 def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:

@@ -19,6 +19,7 @@ from studies.protocol.ratios import MeanRatio, spread
 from studies.protocol.verdict import (
     ALIKE,
     ARITHMETIC,
+    FEWEST,
     NOT_TESTABLE,
     UNDECIDED,
     Rule,
@@ -29,7 +30,6 @@ from studies.protocol.verdict import (
 )
 
 BY_SEEDS = ", by the seeds alone"  # the lines of these studies have no blocks of text
-_RUNS = 2  # of a benchmark, that a verdict needs
 SAME_TIME = 1.03  # training times within this factor of each other are alike
 
 
@@ -197,7 +197,7 @@ class Measured:
         asked = f" of {self.least:,g}" if self.least and self.second else ""
         figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
         runs = f"{len(found)} runs" if len(found) > 1 else "one run"
-        word = by_seeds([self.least <= x <= self.most for x in found], seeds=_RUNS) if self.judged else None
+        word = by_seeds([self.least <= x <= self.most for x in found], seeds=FEWEST) if self.judged else None
         wanted = [x for x in (self.first, self.second) if x]
         of = lambda path: [x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in wanted)]
         return Verdict(word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in of(path)))

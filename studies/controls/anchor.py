@@ -15,8 +15,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.grid import changed, train_whole
-from studies.protocol.jobs import Job, ShouldStop
-from studies.quality.run import study_hash
+from studies.protocol.jobs import Job, ShouldStop, study_hash
 
 PART = "anchor"
 PUBLISHED_NATS, NEAR_NATS = 1.88, 0.05

@@ -8,7 +8,7 @@ from flash_lm.runs.jsonl import Line, grouped
 from studies.controls import anchor, recall
 from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 from studies.protocol.hypotheses import Hypothesis
-from studies.protocol.verdict import Verdict, by_seeds
+from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, by_seeds
 
 RECALLED = 0.5  # of the pairs, that a model which has learned to recall is above
 _SOFTMAX, _FLASH, _QUAD = "transformer_plus_plus", "flash_scores", "flash_quad_toeplitz_scores"
@@ -69,7 +69,7 @@ def anchor_verdict(lines: Sequence[Line]) -> Line:
         for (run,), own in grouped([line for line in lines if line["part"] == anchor.PART], "run").items()
     }
     seeds = sum((line["part"], line["run"]) == (anchor.PART, "transformer") for line in lines)
-    held = abs(losses.get("transformer", math.inf) - published) <= near
+    held = Rule("alike", near, DIFFERENCE).holds(losses.get("transformer", math.inf) - published)
     verdict = Verdict(by_seeds([held] * seeds), ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items()))
     text = f"{anchor.PART}: transformer within {near:g} of the published {published:g} nats a character"
     return verdict.line(number=19, hypothesis=text)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.grid import Changes, changed
-from studies.protocol.jobs import Job, ShouldStop
+from studies.protocol.jobs import Job, ShouldStop, study_hash
 from studies.protocol.rates import best_rate, rates_to_try
 from studies.quality import config as study
-from studies.quality.run import DECAY, Part, Trunk, one_trunk, study_hash
+from studies.quality.run import DECAY, Part, Trunk, one_trunk
 
 # Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.
 _STEP_S = {

@@ -34,7 +34,7 @@ def jobs() -> list[Job]:
 
 def _job(model: Model, rate: float, seed: int) -> Job:
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-        return [one_run(model, rate, seed, folder, should_stop)]
+        return one_run(model, rate, seed, folder, should_stop)
 
     config = model.of_run(rate, seed)
     about = {"part": PART, "run": model.family, "seed": seed, "rate": rate}

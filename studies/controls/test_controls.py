@@ -14,12 +14,12 @@ from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import Candidate, Text, best_of, chosen, jobs, rates_of
-from studies.protocol.jobs import Place
-from studies.protocol.queue import MOST_HOURS, is_queued, read_hashes
+from studies.controls.report import write_controls
+from studies.protocol.jobs import Place, study_hash
+from studies.protocol.queue import MOST_HOURS, queued, read_hashes
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.quality import config as study
-from studies.quality.run import Part, study_hash, trunks_of
-from studies.report import write_controls
+from studies.quality.run import Part, trunks_of
 
 DATA = design.Data(pathlib.Path("data"), "texts")
 TEXTS = "abb55d181bad"  # the hash of what studies/quality/data.py writes
@@ -50,9 +50,9 @@ def test_jobs_can_run_and_each_has_a_name_of_its_own(lines):
     for job in found:
         complete_config(parse(job.config))
         assert {"part", "run", "seed"} <= job.about.keys()
-    long = [job.name for job in found if not is_queued(job)]
+    long = [job.name for job in found if not bool(queued([job]))]
     assert long == [name for name in names if name.startswith("large_")] and len(long) == 6
-    assert all(0 < job.hours <= MOST_HOURS for job in found if is_queued(job))
+    assert all(0 < job.hours <= MOST_HOURS for job in found if bool(queued([job])))
 
 
 def test_what_differs_gives_another_hash():

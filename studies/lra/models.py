@@ -1,5 +1,7 @@
 """What the stand-ins of Long Range Arena share: a small model, and the runs of a study of them."""
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from flash_lm.configs import base
@@ -23,7 +25,7 @@ _AS_MEASURED = {"model.residual_init": "as_init", "model.scale_init": "as_init",
 
 def small_model(length: int, rows: int) -> ConfigDict:
     """A model of 64 channels and two layers with chunks and windows of 32, on batches of so many rows."""
-    config = base.get_config()
+    config: Any = base.get_config()
     config.task = "classify"
     config.model.update(family="transformer", num_layers=2, model_dim=64, num_heads=4, max_length=length, init="lecun")
     config.model.update(

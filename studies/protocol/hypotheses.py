@@ -76,7 +76,7 @@ class Hypothesis:
         """The verdict, by the interval of the mean.
 
         Args:
-            lines: of `run_trunks`.
+            lines: of runs, see `trunk_job`.
             times: lines whose `run` is `step_name`, with rounds_ms.
 
         Returns:

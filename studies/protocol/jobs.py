@@ -17,11 +17,18 @@ from typing import Any, NamedTuple
 from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.jsonl import Line, read_jsonl, read_lines, write_jsonl
 from flash_lm.runs.lock import take
+from flash_lm.runs.provenance import config_hash
+from flash_lm.runs.run_folder import run_hash
 
 RUNS, RATES, PRETRAINING = "runs", "rates", "pretraining"  # kinds of jobs: folders of OUT, or files put together
 CURVES = "curves"
 _OF_A_CURVE = ("split", "step", "loss", "accuracy", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
 ShouldStop = Callable[[], bool]
+
+
+def study_hash(config: Any, *more: Any) -> str:
+    """A hash of twelve digits of what a run's lines follow from: its config, and more that JSON can hold."""
+    return config_hash([run_hash(config.to_dict()), *more])
 
 
 class Job(NamedTuple):
@@ -66,37 +73,39 @@ class Place(NamedTuple):
     hashes: Mapping[str, str] = {}
 
     def file(self, job: Job) -> pathlib.Path:
-        """Of the lines of a job."""
+        """The file of a job's lines."""
         return self.out / job.kind / f"{job.name}.jsonl"
 
     def lock(self, job: Job) -> pathlib.Path:
-        """Of a job."""
+        """The file of a job's lock."""
         return self.runs / f"{_key(job)}.lock"
 
     def lines(self, job: Job) -> list[Line]:
-        """Of a job, from its file or from those that are put together; empty: it is not made.
+        """The lines of a job, from its file or from those that are put together; empty: it is not made.
 
         Raises:
             InputError: they are of another config.
         """
         # In this order: a file goes only when its lines are among those that are put together.
-        found = read_lines(self.file(job))
+        found, where = read_lines(self.file(job)), str(self.file(job))
         if not found:
-            together = read_lines(self.out / f"{job.kind}.jsonl")
-            found = [line for line in together if job.about.items() <= line.items()]
-        if job.is_ready and any(self.hashes.get(line["study_hash"], line["study_hash"]) != job.known for line in found):
+            file = self.out / f"{job.kind}.jsonl"
+            found, where = [x for x in read_lines(file) if job.about.items() <= x.items()], f"{job.name} in {file}"
+        if job.is_ready and any(
+            self.hashes.get(line.get("study_hash", ""), line.get("study_hash")) != job.known for line in found
+        ):
             raise InputError(
-                f"{self.out / job.kind}: {job.name} is of another config, rate, texts or scores: write to another "
-                "folder, or move its lines away, and it is made again"
+                f"{where} is of another config, rate, texts or scores: write to another folder, or move its lines "
+                "away, and it is made again"
             )
         return found
 
 
 def made_lines(out: pathlib.Path, kind: str = RUNS) -> list[Line]:
     """The lines of all jobs of a kind that are made."""
-    own = [line for file in sorted((out / kind).glob("*.jsonl")) for line in read_lines(file)]
-    together = read_lines(out / f"{kind}.jsonl")  # only now, as above
-    return together + [line for line in own if line not in together]
+    files = {file.stem: read_lines(file) for file in sorted((out / kind).glob("*.jsonl"))}
+    together = [line for line in read_lines(out / f"{kind}.jsonl") if line.get("job") not in files]  # in this order
+    return together + [line for own in files.values() for line in own if line not in together]
 
 
 def make_jobs(jobs_now: Callable[[], Sequence[Job]], place: Place, about: Line | None = None) -> list[str]:
@@ -116,10 +125,10 @@ def make_jobs(jobs_now: Callable[[], Sequence[Job]], place: Place, about: Line |
     """
     problems: dict[str, str] = {}  # of jobs that are left out, so that one does not block the others
     while job := _next(jobs_now(), place, about or {}, problems):
-        print(f"{job.name} is done", flush=True)
+        print(f"{_key(job)} is done", flush=True)
     if problems:
         raise InputError.of(problems.values())
-    return [job.name for job in jobs_now() if job.is_lost or not place.lines(job)]
+    return [_key(job) for job in jobs_now() if job.is_lost or not place.lines(job)]
 
 
 def _next(jobs: Sequence[Job], place: Place, about: Line, problems: dict[str, str]) -> Job | None:
@@ -127,13 +136,13 @@ def _next(jobs: Sequence[Job], place: Place, about: Line, problems: dict[str, st
     for job in jobs:
         if place.should_stop():
             raise Stopped("stopped: run the same command again to continue")
-        if not job.is_ready or job.name in problems:
+        if not job.is_ready or _key(job) in problems:
             continue
         try:
             if _made(job, place, about):
                 return job
         except InputError as error:
-            problems[job.name] = str(error) if job.name in str(error) else f"{job.name}: {error}"
+            problems[_key(job)] = f"{_key(job)}: {error}"
     return None
 
 
@@ -147,15 +156,15 @@ def _made(job: Job, place: Place, about: Line) -> bool:
         if place.lines(job) and not job.is_lost:
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed right after it wrote the lines
             return False
-        print(f"{job.name}{f', about {job.hours:.1f} hours' if job.hours else ''}", flush=True)
+        print(f"{_key(job)}{f', about {job.hours:.1f} hours' if job.hours else ''}", flush=True)
         if job.is_lost:
             _forget(job, place)  # so that nothing uses its weights before they are whole again
         try:
             lines = job.make(folder, place.should_stop)
         except NonfiniteError as error:
             lines = [{"failed": str(error)}]
-        if job.kind == RUNS:
-            _write(place.out / CURVES / f"{job.name}.jsonl", [{"job": job.name, **x} for x in _curves(folder)])
+        if job.kind == RUNS and (curves := _curves(folder)):
+            _write(place.out / CURVES / f"{job.name}.jsonl", [{"job": job.name, **line} for line in curves])
         write_made(job, [line | about for line in lines], place)
         shutil.rmtree(folder, ignore_errors=True)
     return True

@@ -1,4 +1,7 @@
-"""The queue: jobs of a study that wait for idle hours, the state of each, and the hashes of those who made them."""
+"""The queue: jobs of a study that wait for idle hours, the state of each, and the hashes of those who made them.
+
+Its files of lines are not put together, since the commit that makes them may know files of their own alone.
+"""
 
 import pathlib
 from collections.abc import Iterable
@@ -21,9 +24,9 @@ class State(NamedTuple):
     by: int | None = None
 
 
-def is_queued(job: Job) -> bool:
-    """Whether the queue makes a job."""
-    return job.hours <= MOST_HOURS
+def queued(jobs: Iterable[Job]) -> list[Job]:
+    """Those that the queue makes."""
+    return [job for job in jobs if job.hours <= MOST_HOURS]
 
 
 def read_hashes() -> dict[str, str]:
@@ -41,6 +44,6 @@ def _state(job: Job, place: Place) -> State:
         return State(job, DONE)
     if (process := holder(place.lock(job))) is not None:
         return State(job, RUNNING, process)
-    if not is_queued(job):
+    if not queued([job]):
         return State(job, LONG)
     return State(job, NEXT if job.is_ready else WAITING)

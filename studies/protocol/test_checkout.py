@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from flash_lm.errors import InputError, RunError
-from studies.first_losses import differences
 from studies.protocol.checkout import checkout, commit_of, git, python_of
+from studies.protocol.first_losses import differences
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The queue: each job is made once, whoever works at it, and survives a stop and a kill."""
 
+import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -13,10 +15,12 @@ import pytest
 from small import ROOT
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
-from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.runs.jsonl import read_jsonl, read_lines, write_jsonl
+from studies.__main__ import _links
+from studies.controls import design
 from studies.protocol import cores
-from studies.protocol.jobs import Job, Place, begun_here, make_jobs, write_made
-from studies.protocol.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, is_queued, states
+from studies.protocol.jobs import Job, Place, begun_here, made_lines, make_jobs, put_together, write_made
+from studies.protocol.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, queued, states
 
 ABOUT = {"study_commit": "abc"}
 
@@ -26,8 +30,8 @@ def job(name, make=lambda folder, should_stop: [{"loss": 1.0}], hours=0.1, known
 
 
 def work_off(jobs_now, place, about):
-    """As the queue does."""
-    return make_jobs(lambda: [job for job in jobs_now() if is_queued(job)], place, about)
+    """As studies/work.py does."""
+    return make_jobs(lambda: queued(jobs_now()), place, about)
 
 
 def place(folder, should_stop=bool):
@@ -82,7 +86,7 @@ def test_what_an_older_commit_made_or_began_goes_on_under_its_hash(tmp_path):
     assert found["made"] == [{"loss": 2.0, "run": "made", "study_hash": "former"}]
     assert found["began"][0]["study_hash"] == "today" and not began.exists()
     for known in ("else", "of today's other"):
-        with pytest.raises(InputError, match="made is of another config"):
+        with pytest.raises(InputError, match="made.jsonl is of another config"):
             work_off(lambda known=known: [job("made", known=known)], here, ABOUT)
 
 
@@ -104,7 +108,7 @@ def test_a_failed_job_is_a_line_and_lines_of_another_config_an_error(tmp_path):
     curves = read_jsonl(tmp_path / "out" / "curves" / "bad.jsonl")
     assert curves == [{"job": "bad", "schedule": ".", "split": "train", "step": 40, "loss": 9.0}]
     assert not (tmp_path / "queue" / "bad_same").exists()
-    with pytest.raises(InputError, match="bad is of another config"):
+    with pytest.raises(InputError, match="bad.jsonl is of another config"):
         work_off(lambda: [job("bad", known="other"), job("good")], place(tmp_path), ABOUT)
     assert "good" in made(tmp_path)  # one bad job does not block the others
 
@@ -169,6 +173,39 @@ def test_a_kill_loses_no_job_and_leaves_no_half_of_one(tmp_path, moment):
 
     work_off(lambda: [job("job", make)], place(tmp_path), ABOUT)
     assert [line["loss"] for line in made(tmp_path)["job"]] == [2.0]
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2, 3])
+def test_a_kill_while_files_are_put_together_loses_nothing(tmp_path, monkeypatch, stopped_at):
+    """Nor does it make anything twice; nobody reads a half."""
+    here, jobs = place(tmp_path), [job("one"), job("two")]
+    work_off(lambda: jobs, here, ABOUT)
+    lines, remove, calls = made_lines(here.out), pathlib.Path.unlink, itertools.count(1)
+
+    def unlink(path, *more, **options):
+        if next(calls) == stopped_at:
+            raise KeyboardInterrupt
+        remove(path, *more, **options)
+
+    monkeypatch.setattr(pathlib.Path, "unlink", unlink)
+    with contextlib.suppress(KeyboardInterrupt):  # the third time it is finished
+        put_together(here)
+    monkeypatch.undo()
+    assert sorted(made_lines(here.out), key=str) == sorted(lines, key=str)
+    assert all(here.lines(job) for job in jobs)
+    put_together(here)
+    assert made_lines(here.out) == read_lines(here.out / "runs.jsonl") == lines and not (here.out / "runs").exists()
+
+
+def test_a_commit_finds_the_results_by_the_names_that_it_knows(tmp_path):
+    """And always: the links are there while another process makes them again."""
+    for _ in range(2):
+        folder = _links(ROOT, tmp_path / "queue")
+    controls, quality = design.folders(ROOT)
+    assert (folder / "controls").resolve() == controls and (folder / "quality").resolve() == quality
+    (file,) = (folder / "study" / "runs").glob("*.jsonl")  # as commits before 30 November 2026 read them
+    assert read_jsonl(file) == made_lines(quality)
+    assert not [path for path in folder.rglob("*") if path.name.endswith(str(os.getpid()))]
 
 
 WORKER = """

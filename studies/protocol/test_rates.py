@@ -24,7 +24,7 @@ class Model(NamedTuple):
 
 
 def one_run(model, rate, seed, folder, should_stop):
-    return model.at(rate, seed) | {"loss": abs(rate - model.best)}
+    return [model.at(rate, seed) | {"loss": abs(rate - model.best)}]
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,15 @@ def one_run(model, rate, seed, folder, should_stop):
     [
         (0.01, 2, [0.003, 0.01, 0.03]),
         (0.03, 0, [0.003, 0.01, 0.03]),
-        (0.03, 2, [0.003, 0.01, 0.03, 0.1]),  # the further rate is worse, so the search ends
-        (0.0001, 2, [0.003, 0.01, 0.03, 0.0009, 0.00027]),
-        (0.0001, 1, [0.003, 0.01, 0.03, 0.0009]),
+        (0.03, 2, [0.003, 0.01, 0.03, 0.09]),  # the further rate is worse, so the search ends
+        (0.0001, 2, [0.003, 0.01, 0.03, 0.001, 0.00033]),
+        (0.0001, 1, [0.003, 0.01, 0.03, 0.001]),
     ],
 )
 def test_further_rates_are_tried_while_the_best_is_at_the_edge(tmp_path, best, further, rates):
     out, models = tmp_path / "out", [Model("a", best), Model("b", 0.01)]
     loss_of = lambda line: line["loss"]
-    jobs = lambda: rated_jobs(models, (0.003, 0.01, 0.03), (1, 2), further, made_lines(out), loss_of, one_run)
+    jobs = lambda: rated_jobs(models, (0.003, 0.01, 0.03), (1, 2), further, made_lines(out), loss_of, one_run, 3.0)
     assert make_jobs(jobs, Place(out, tmp_path / "runs", bool)) == []
     lines = [line for line in made_lines(out) if line["model"] == "a"]
     assert sorted(line["rate"] for line in lines if line["seed"] == 0) == sorted(rates)
@@ -48,9 +48,10 @@ def test_further_rates_are_tried_while_the_best_is_at_the_edge(tmp_path, best, f
     assert [(x["seed"], x["rate"]) for x in lines if x["seed"]] == [(1, nearest), (2, nearest)]
 
 
-def test_rates_go_on_by_the_factor_between_the_lowest_two():
+def test_rates_go_on_by_the_factor_that_is_given_or_that_between_the_lowest_two():
     losses = {0.1: 2.0, 0.3: 1.0}
     assert rates_to_try([0.1, 0.3], losses, 1) == [0.1, 0.3, 0.9]
+    assert rates_to_try([0.1, 0.3], losses, 1, factor=2.0) == [0.1, 0.3, 0.6]
     assert rates_to_try([0.1, 0.3], losses | {0.1: 0.5}, 1) == [0.1, 0.3, 0.033]
     assert rates_to_try([0.1, 0.3], {0.1: 2.0}, 1) == [0.1, 0.3]  # not all are tried yet
     assert rates_to_try([0.1], {0.1: 2.0}, 1) == [0.1]

@@ -18,10 +18,11 @@ ARITHMETIC, NOT_TESTABLE = "by arithmetic", "not testable here"
 WORDS = (HOLDS, UNDECIDED, FAILS, ARITHMETIC, NOT_TESTABLE, NOT_RUN)
 _WORD = {True: HOLDS, False: FAILS, None: UNDECIDED}
 
+FEWEST = 2  # seeds of accuracies, or runs of a benchmark, that a claim needs
 ALIKE = 1.02  # perplexities within this factor of each other are alike
 RATIO, DIFFERENCE = "ratio", "difference"
 # metric -> relation -> the bounds of the first model's score over the second's, or minus it, by the margin
-LIMITS = {
+_LIMITS = {
     RATIO: {
         "better": lambda margin: (0.0, 1 / margin),
         "no worse": lambda margin: (0.0, margin),
@@ -62,7 +63,7 @@ class Rule(NamedTuple):
     @property
     def limits(self) -> tuple[float, float]:
         """The bounds of the ratio, or of the difference."""
-        return LIMITS[self.metric][self.relation](self.margin)
+        return _LIMITS[self.metric][self.relation](self.margin)
 
     def holds(self, value: float, error: float | None = None) -> bool | None:
         """Whether one seed's value is within the bounds; None: it is as near to a bound as its error."""

@@ -1,10 +1,10 @@
 """The study of quality: its runs, the times of their steps, and what the lines say. README.md beside it is the design.
 
-    python -m studies.quality --run=runs/study --corpus=runs/study/data --out=studies/quality/results
+    python -m studies.quality --runs=runs/study --corpus=runs/study/data --out=studies/quality/results
     python -m studies.quality --time --corpus=runs/study/data --out=studies/quality/results
     python -m studies.quality --out=studies/quality/results    # tables, verdicts and pictures
 
---run makes the runs that are missing, --time times steps, both of all parts or of those that --parts names; without
+--runs makes the runs that are missing, --time times steps, both of all parts or of those that --parts names; without
 either, tables and pictures are written from the lines in OUT. Words such as --config.model.residual_init=as_init
 change what all models start from.
 """
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     """Makes the runs of the study, times their steps, or writes tables and pictures from their lines."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
-        "--run", type=local_path, metavar="FOLDER", help="make the runs that are missing, in this folder"
+        "--runs", type=local_path, metavar="FOLDER", help="make the runs that are missing, in this folder"
     )
     parser.add_argument("--time", action="store_true", help="time the steps of models that have lines")
     parser.add_argument("--parts", metavar="NAMES", help="separated by spaces; default: all")
@@ -46,9 +46,9 @@ def main(argv: list[str]) -> None:
     apply_overrides(config, overrides)
     if config.train.accumulate > 1:
         raise InputError("the study times whole steps: leave --config.train.accumulate at 1")
-    if not (arguments.run or arguments.time):
+    if not (arguments.runs or arguments.time):
         if arguments.parts or overrides:
-            raise InputError("--parts and --config.… change what --run makes or --time times: give one of them, too")
+            raise InputError("--parts and --config.… change what --runs makes or --time times: give one of them, too")
         print(write_study(study.TITLE, study.get_hypotheses(), out))
         return
     if not arguments.corpus:
@@ -58,11 +58,11 @@ def main(argv: list[str]) -> None:
     config.data.mixture = study.mixture(arguments.corpus)
     parts = study.get_parts()
     parts = parts_named(words_of(arguments.parts), parts) if arguments.parts else parts
-    if arguments.run:
+    if arguments.runs:
         texts = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:
             jobs_now = lambda: jobs_of(config, parts, study.MODELS, study.TUNING_STEPS, texts, out)
-            place = Place(out, arguments.run, should_stop)
+            place = Place(out, arguments.runs, should_stop)
             finish(make_jobs(jobs_now, place), place)
     if arguments.time:
         time_parts(config, parts, made_lines(out), arguments.rounds, out / "step_times.jsonl")

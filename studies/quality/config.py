@@ -1,7 +1,7 @@
 """The study: quality against step time of sixteen models. README.md has its design, set before the first run.
 
 python -m studies.quality.data $DATA --out=runs/study/data
-python -m studies.quality --run=runs/study --corpus=runs/study/data --out=runs/study/results
+python -m studies.quality --runs=runs/study --corpus=runs/study/data --out=runs/study/results
 python -m studies.quality --out=runs/study/results    # tables and pictures, from the lines
 """
 
@@ -78,7 +78,7 @@ _SLICES = ("recall", "positions", "parts")
 
 
 def get_config() -> ConfigDict:
-    """What all runs start from; studies/tables/__main__.py fills in the places of the corpora."""
+    """What all runs start from; studies/quality/__main__.py fills in the places of the corpora."""
     config = quickstart.get_config()
     config.model.update(max_length=2048, residual_init="depth", divides="weights")
     config.data.update(corpus="hf", length=512, vocab_size=WORDS, tokens_per_batch=4096)

@@ -1,4 +1,7 @@
-"""What public code reaches beside ours, trained on the same batches: the rule of a study for its part of peers."""
+"""What public code reaches beside ours, trained on the same batches: where a fault of ours must be looked for.
+
+Each has one seed, so this is no verdict and has words of its own.
+"""
 
 from collections.abc import Sequence
 

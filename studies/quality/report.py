@@ -43,7 +43,7 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
     file = out / "step_times.jsonl"
     runs, times, tuned = made_lines(out), read_lines(file), made_lines(out, RATES)
     if not runs:
-        raise InputError(f"{out}/runs has no finished run: make some with --run=FOLDER --corpus=DATA")
+        raise InputError(f"{out} has no finished run: make some with --runs=FOLDER --corpus=DATA")
     lines, verdicts = summary(runs, times), [x.verdict_line(runs, times) for x in hypotheses]
     write_jsonl(out / "summary.jsonl", lines)
     write_jsonl(out / "verdicts.jsonl", verdicts)
@@ -64,7 +64,7 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
     """One line for each part, model, share of the budget, length of rows and slice: perplexity over the seeds.
 
     Args:
-        lines: of `run_trunks`.
+        lines: of runs, see `trunk_job`.
         times: lines whose `run` is `step_name`, with microbatch_ms and model_flops.
 
     Returns:

@@ -16,11 +16,9 @@ from flash_lm.data.slices import ALL
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line, grouped
-from flash_lm.runs.provenance import config_hash
-from flash_lm.runs.run_folder import run_hash
 from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, train_whole
 from flash_lm.sweeps.tuning import best_values, tune
-from studies.protocol.jobs import RATES, Job, ShouldStop, made_lines
+from studies.protocol.jobs import RATES, Job, ShouldStop, made_lines, study_hash
 
 DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"
@@ -82,11 +80,6 @@ class Trunk(NamedTuple):
         return self.model.partition("/")[0]
 
 
-def study_hash(config: Any, *more: Any) -> str:
-    """A hash of twelve digits of what a run's lines follow from: its config, and more that JSON can hold."""
-    return config_hash([run_hash(config.to_dict()), *more])
-
-
 def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     """The trunks of a study in the order of its parts.
 
@@ -132,12 +125,14 @@ def jobs_of(
     Raises:
         InputError: a config is wrong.
     """
-    known, found = rates(out), {}
+    known, found, searched = rates(out), [], set()
     for trunk in trunks_of(config, parts):
         name = trunk.tuned_as
-        found[RATES, name] = rate_job(config, name, models[name], steps, texts)
-        found[trunk.name, ""] = trunk_job(trunk, known.get(name), texts)
-    return [*found.values()]
+        if name not in searched:
+            found.append(rate_job(config, name, models[name], steps, texts))
+            searched.add(name)
+        found.append(trunk_job(trunk, known.get(name), texts))
+    return found
 
 
 def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts: str) -> Job:

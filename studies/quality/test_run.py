@@ -89,10 +89,10 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
     fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
     for wrong, texts in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
-        with pytest.raises(InputError, match="first_linear_transformer_seed_0 is of another config"):
+        with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
             run_trunks([wrong], place, texts)
     rate_is(out, 3e-3)  # a search that was made again
-    with pytest.raises(InputError, match="first_linear_transformer_seed_0 is of another config"):
+    with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
         run_trunks(trunks[:1], place)
 
 
@@ -210,10 +210,10 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
         "a": (2.0, True),
         "b": (2.0, True),
     }
-    with pytest.raises(InputError, match="rates: a is of another config"):
+    with pytest.raises(InputError, match="rates/a.jsonl is of another config"):
         tune_models("a", 100)
     with begun_here(tmp_path / "runs" / "rates_c.lock"):
-        assert tune_models("c", 50) == ["c"]
+        assert tune_models("c", 50) == ["rates_c"]
     assert len(asked) == 2
 
 
@@ -274,14 +274,14 @@ def test_each_run_is_made_after_the_rate_of_its_model(tmp_path, without_training
     assert [x for x in without_training if x[0] == "rate"] == [("rate", "b"), ("rate", "a")]
     lines, searched = made_lines(out), made_lines(out, RATES)
     finish([], place)
-    assert {path.name for path in out.iterdir()} == {"runs.jsonl", "rates.jsonl", "curves.jsonl"}
+    assert {path.name for path in out.iterdir()} == {"runs.jsonl", "rates.jsonl"}
     assert made_lines(out) == lines == read_jsonl(out / "runs.jsonl") and made_lines(out, RATES) == searched
     before = [*without_training]
     assert of(two) == [] and without_training == before  # what is put together is not made again
     of([*two, two[0]._replace(seeds=(0, 2, 3))])
     assert [name for name, _ in without_training[len(before) :]] == ["first_b_x_seed_3"]
     assert len(made_lines(out)) == len(lines) + 1
-    with pytest.raises(InputError, match="second_a_seed_0 is of another config"):
+    with pytest.raises(InputError, match="second_a_seed_0 in .*runs.jsonl is of another config"):
         make_jobs(lambda: jobs_of(changed(config, {"train.clip": 7.0}), two, models, 50, DATA, out), place)
 
 
@@ -290,7 +290,7 @@ def test_parts_are_chosen_by_name(tmp_path):
     assert parts_named(["peers", "rows_of_512"], parts) == parts[:5]
     with pytest.raises(InputError, match="no part rows: must be among rows_of_512, peers, "):
         parts_named(["peers", "rows"], parts)
-    other = "--parts and --config.… change what --run makes or --time times: give one of them, too"
+    other = "--parts and --config.… change what --runs makes or --time times: give one of them, too"
     for wrong, message in (
         ("--parts=peers", other),
         ("--config.seed=1", other),
@@ -318,7 +318,7 @@ def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypat
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jsonl").write_text("{}")
         argv = [f"--corpus={tmp_path / folder}", f"--out={tmp_path}", "--parts=rows_of_2048 large"]
-        script.main([*argv, f"--run={tmp_path}", "--time"])
+        script.main([*argv, f"--runs={tmp_path}", "--time"])
     assert {*made} == {"rows_of_2048", "large"} and "all runs are made" in capsys.readouterr().out
     long = [f"rows_of_2048 {name}" for name in ("transformer_plus_plus", "flash_scores")]
     large = ["large flash_scores/5M"]

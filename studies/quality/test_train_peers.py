@@ -126,7 +126,7 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
     monkeypatch.setattr(script, "trunks_of", lambda config, parts: trunks[:1])
     monkeypatch.setattr(script, "make", make)
     monkeypatch.setattr(script, "check_python", lambda python: None)
-    argv = ["--peers=uniform", f"--corpus={tmp_path / 'texts'}", f"--run={runs}", f"--out={out}"]
+    argv = ["--peers=uniform", f"--corpus={tmp_path / 'texts'}", f"--runs={runs}", f"--out={out}"]
     names = [f"peers_uniform_{rate}_seed_0" for rate in (0.004, 0.002, 0.008)]
     with begun_here(runs / f"{names[1]}.lock"):
         script.main(argv)
@@ -135,7 +135,7 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
         script.main(argv)
     assert made == [names[0], names[2], names[1]] and not [path for path in runs.iterdir() if path.is_dir()]
     (tmp_path / "texts" / "a.jsonl").write_text("other")
-    with pytest.raises(InputError, match=f"{names[0]} is of another config, rate, texts or scores"):
+    with pytest.raises(InputError, match=f"{names[0]} in .*runs.jsonl is of another config, rate, texts or scores"):
         script.main(argv)
 
 

@@ -1,7 +1,7 @@
 """Trains public implementations on the batches of a part of the study, and scores them on its text.
 
     make peers
-    python -m studies.quality.train_peers --run=runs/study --corpus=runs/study/data --out=runs/study/results
+    python -m studies.quality.train_peers --runs=runs/study --corpus=runs/study/data --out=runs/study/results
 
 A peer stands beside the model of the study's part "peers" that is the same by its papers: as many parameters, within
 3 %, the same batches in the same order, AdamW with the same numbers and the same schedule. Its rate is half of ours,
@@ -33,10 +33,10 @@ from flash_lm.sweeps.grid import changed
 from flash_lm.training.evaluation import in_blocks, scores_of
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
-from studies.protocol.jobs import Job, Place, make_jobs
+from studies.protocol.jobs import Job, Place, finish, make_jobs, study_hash
 from studies.quality import config as study
 from studies.quality.implementations import rates_of
-from studies.quality.run import BLOCKS, Trunk, rates, schedules, study_hash, trunks_of
+from studies.quality.run import BLOCKS, Trunk, rates, schedules, trunks_of
 
 WORKER = pathlib.Path(__file__).with_name("train_peers_worker.py")
 
@@ -96,7 +96,7 @@ def runs_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[Pe
     ours, tuned = {trunk.model: trunk for trunk in trunks}, rates(out)
     beside = {peer: ours[PEERS[peer]] for peer in peers}
     if missing := [trunk.tuned_as for trunk in beside.values() if trunk.tuned_as not in tuned]:
-        raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run python -m studies.quality --run=…")
+        raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run python -m studies.quality --runs=…")
     of_ours = lambda trunk: tuned[trunk.tuned_as]["value"]
     found = [PeerRun(peer, trunk, rate) for peer, trunk in beside.items() for rate in rates_of(peer, of_ours(trunk))]
     return sorted(found, key=lambda run: run.rate != of_ours(run.ours))
@@ -194,7 +194,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
     parser.add_argument("--corpus", required=True, type=pathlib.Path, help="what studies/quality/data.py has written")
-    parser.add_argument("--run", required=True, type=pathlib.Path, help="folder for runs in progress")
+    parser.add_argument("--runs", required=True, type=pathlib.Path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder of the study's lines")
     add_python(parser)
     arguments = parser.parse_args(argv)
@@ -204,7 +204,8 @@ def main(argv: list[str]) -> None:
     trunks = trunks_of(config, [part for part in study.get_parts() if part.name == PART])
     texts = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
     jobs = [x.job(texts, arguments.python) for x in runs_of(words_of(arguments.peers), trunks, arguments.out)]
-    make_jobs(lambda: jobs, Place(arguments.out, arguments.run, bool))
+    place = Place(arguments.out, arguments.runs, lambda: False)
+    finish(make_jobs(lambda: jobs, place), place)
 
 
 if __name__ == "__main__":

@@ -6,23 +6,12 @@ import statistics
 from flash_lm.report.figure import drawing, style
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
+from studies.protocol.rates import at_best_rate
 
 
-def best(lines: list[Line]) -> Line:
-    """The run with the best accuracy on the validation split; the first of equals. Failed runs are the worst."""
-    return max(lines, key=accuracy_of)
-
-
-def accuracy_of(line: Line) -> float:
-    """Of a run on the validation split; a failed one is worse than all others."""
-    return line.get("validation_accuracy", -1.0)
-
-
-def at_best_rate(runs: list[Line], model: str, width: int) -> list[Line]:
-    """A model's runs, failed ones included, at the rate that was best with seed 0; empty if it has none."""
-    here = [line for line in runs if (line["model"], line["width"]) == (model, width)]
-    rate = best([line for line in here if line["seed"] == 0])["rate"] if here else None
-    return [line for line in here if line["rate"] == rate]
+def loss_of(line: Line) -> float:
+    """What a rate is chosen by: the accuracy on the validation split, negative; a failed run is the worst."""
+    return -line.get("validation_accuracy", -1.0)
 
 
 def summary(runs: list[Line], times: list[Line]) -> list[Line]:
@@ -33,7 +22,7 @@ def summary(runs: list[Line], times: list[Line]) -> list[Line]:
     ms = {(line["model"], line["width"]): line["ms_a_token"] for line in times}
     found = []
     for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
-        here = at_best_rate(runs, model, width)
+        here = at_best_rate(runs, {"model": model, "width": width}, loss_of)
         chosen, rate = [line for line in here if "failed" not in line], here[0]["rate"]
         failed = len(here) - len(chosen)
         if not chosen:

@@ -20,9 +20,10 @@ from flash_lm.runs.provenance import provenance
 from flash_lm.sweeps.grid import changed, train_whole
 from studies.protocol.jobs import Job, ShouldStop, made_lines
 from studies.protocol.rates import rated_jobs
-from studies.recall.report import accuracy_of
+from studies.recall.report import loss_of
 
 _TOKENS, _ROWS = 8, 16  # of a turn of decoding
+_FACTOR = 3.0  # between the best rate and the next one beyond it
 
 
 class Model(NamedTuple):
@@ -59,8 +60,8 @@ def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -
     return found
 
 
-def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> Line:
-    """Trains and scores one run; returns its line, with all that is reported.
+def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    """Trains and scores one run; returns its one line, with all that is reported.
 
     Raises:
         NonfiniteError: the loss became non-finite.
@@ -73,7 +74,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
     length = parse(config).data.length
     about = facts(model.family, config.model, (length,), ())
     targets = sum(part["tokens"] for part in parts)
-    return {
+    line = {
         **model.at(rate, seed),
         "validation_accuracy": curve[-1]["accuracy"],  # of the parameters that are tested
         "accuracy": sum(part["accuracy"] * part["tokens"] for part in parts) / targets,
@@ -86,6 +87,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
         "config_hash": parts[0]["config_hash"],
         **provenance(jax.devices()[0].device_kind),
     }
+    return [line]
 
 
 def jobs_of(
@@ -100,8 +102,7 @@ def jobs_of(
         further: at most so many further rates of each model, see `rates_to_try`.
         out: folder of the lines.
     """
-    loss_of = lambda line: -accuracy_of(line)
-    return rated_jobs(models, rates, more_seeds, further, made_lines(out), loss_of, one_run)
+    return rated_jobs(models, rates, more_seeds, further, made_lines(out), loss_of, one_run, _FACTOR)
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:

@@ -1,17 +1,17 @@
 """The study of recall: which runs it makes, that it goes on where it stopped, and what its table and picture say."""
 
+import pathlib
+
 import pytest
 from small import ROOT
 
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
-from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.runs.run_folder import run_hash
 from flash_lm.sweeps.grid import changed
 from studies.protocol.jobs import Place, made_lines, make_jobs
 from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
-from studies.recall.report import best, plot_recall, recall_table, summary
+from studies.recall.report import loss_of, plot_recall, recall_table, summary
 from studies.recall.run import jobs_of, models_of, time_decoding
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -33,15 +33,17 @@ def run_line(model, rate, seed, accuracy, validation, **more):
     return line | own | more
 
 
-def test_recorded_runs_are_of_the_config_that_their_command_names():
-    """So the command goes on with the file, in place of refusing it."""
-    config = mqar_longer.get_config()
-    models = {model.name: model for model in models_of(config, mqar_longer.MODELS, mqar_longer.WIDTHS)}
-    lines = read_jsonl(ROOT / "studies" / "recall" / "results" / "longer" / "runs.jsonl")
-    first = {line["model"]: line for line in reversed(lines)}
-    assert len(first) > 10 and first.keys() <= models.keys()
-    for name, line in first.items():
-        assert run_hash(models[name].of_run(line["rate"], line["seed"]).to_dict()) == line["config_hash"], name
+@pytest.mark.parametrize(("study", "name"), [(mqar_longer, "longer"), (mqar_as_measured, "mqar")])
+def test_recorded_runs_are_of_the_config_that_their_command_names(study, name):
+    """So the command goes on with the lines, in place of refusing them or making others."""
+    out = ROOT / "studies" / "recall" / "results" / name
+    models, further = models_of(study.get_config(), study.MODELS, study.WIDTHS), getattr(study, "MORE_RATES", 0)
+    jobs = jobs_of(models, study.RATES, study.MORE_SEEDS, further, out)
+    place = Place(out, pathlib.Path(), bool)
+    made = [line for job in jobs for line in place.lines(job)]  # or it raises
+    assert len(made) == len(made_lines(out)) > 20 and all(line in made for line in made_lines(out))
+    if name == "mqar":
+        assert len(made) == len(jobs)  # nothing is missing
 
 
 def test_the_config_of_the_page_is_of_todays_defaults():
@@ -64,7 +66,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     assert study(models, bool) == []
     lines = made_lines(out)
     assert all(line in lines for line in before)
-    rate = best([line for line in lines if line["seed"] == 0])["rate"]
+    rate = min((line for line in lines if line["seed"] == 0), key=loss_of)["rate"]
     assert {(line["rate"], line["seed"]) for line in lines} == {(1e-3, 0), (1e-2, 0), (rate, 1)}
     assert not [path for path in runs.iterdir() if path.is_dir()]  # a line has all that is reported
     for line in lines:

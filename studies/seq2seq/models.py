@@ -1,6 +1,7 @@
 """What the studies of prefixes and encoders share: models of equal size, rates, seeds and rules."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -16,7 +17,7 @@ _APART = {"task": "seq2seq", "model.num_layers": 2, "model.cross.kind": "softmax
 
 def small_model(dim: int, length: int, rows: int) -> ConfigDict:
     """Four layers of `dim` channels, on batches of so many rows of `length` tokens."""
-    config = base.get_config()
+    config: Any = base.get_config()
     config.model.update(model_dim=dim, num_layers=4, num_heads=8, max_length=length, init="lecun", scan_layers=False)
     config.model.update(gau={"shared_dim": 32}, cross={"shared_dim": 32}, linear={"chunk_size": 32})
     # As the runs that are there.

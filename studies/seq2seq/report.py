@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from flash_lm.report.figure import drawing, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
+from studies.protocol.rates import at_best_rate
 from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, by_seeds
 
 _MODELS: Columns = {
@@ -24,28 +25,16 @@ _MODELS: Columns = {
 }
 
 
-def best(lines: list[Line]) -> Line:
-    """The run with the lowest loss on the validation split; the first of equals. Failed runs are the worst."""
-    return min(lines, key=loss_of)
-
-
 def loss_of(line: Line) -> float:
     """Of a run on the validation split; a failed one is worse than all others."""
     return line.get("validation_loss", float("inf"))
-
-
-def at_best_rate(runs: Sequence[Line], model: str) -> dict[int, Line]:
-    """A model's runs by seed, failed ones included, at the rate that was best with seed 0."""
-    here = [line for line in runs if line["model"] == model]
-    rate = best([line for line in here if line["seed"] == 0])["rate"] if here else None
-    return {line["seed"]: line for line in here if line["rate"] == rate}
 
 
 def summary(runs: Sequence[Line]) -> list[Line]:
     """One line a model, at its best rate: medians over the seeds, and the lowest and the highest perplexity."""
     found = []
     for model in dict.fromkeys(line["model"] for line in runs):
-        here = list(at_best_rate(runs, model).values())
+        here = at_best_rate(runs, {"model": model}, loss_of)
         good = [line for line in here if "failed" not in line]
         line = {"model": model, "rate": here[0]["rate"], "seeds": len(good), "failed": len(here) - len(good)}
         if good:
@@ -97,7 +86,7 @@ class Comparison:
 
     def judge(self, runs: Sequence[Line]) -> Verdict:
         """By the seeds that both models have at their best rates; its numbers are `gains` by seed."""
-        ours, theirs = (at_best_rate(runs, name) for name in (self.first, self.second))
+        ours, theirs = (_by_seed(runs, name) for name in (self.first, self.second))
         found = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
         gains = {seed: gain for seed, gain in found.items() if not isinstance(gain, str)}
         reasons = [gain for gain in found.values() if isinstance(gain, str)]
@@ -123,6 +112,10 @@ class Comparison:
     @property
     def _is_better(self) -> bool:
         return self.relation == "better"
+
+
+def _by_seed(runs: Sequence[Line], model: str) -> dict[int, Line]:
+    return {line["seed"]: line for line in at_best_rate(runs, {"model": model}, loss_of)}
 
 
 def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:

@@ -39,8 +39,8 @@ def models_of(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]
     return [Model(name, changed(config, own)) for name, own in keys.items()]
 
 
-def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> Line:
-    """Trains and scores one run; returns its line, with all that is reported.
+def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    """Trains and scores one run; returns its one line, with all that is reported.
 
     Raises:
         NonfiniteError: the loss became non-finite.
@@ -49,7 +49,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
     train_whole(model.of_run(rate, seed), folder, should_stop)
     (scores,) = evaluate(folder, "test", [])
     curve = validation_curve(folder)
-    return {
+    line = {
         **model.at(rate, seed),
         "task": model.config.task,
         "validation_loss": curve[-1]["loss"],  # of the parameters that are tested
@@ -57,3 +57,4 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
         "config_hash": scores["config_hash"],
         **provenance(jax.devices()[0].device_kind),
     }
+    return [line]

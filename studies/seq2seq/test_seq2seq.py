@@ -1,21 +1,27 @@
 """The study of prefixes and encoders: its models, its runs, and verdicts on planted ones."""
 
 import math
+import pathlib
 
 import jax
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from flax import nnx
+from small import ROOT
 
 from flash_lm import build_model
 from flash_lm.cli.load import load_module
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.sweeps.grid import changed
+from studies.protocol.jobs import Place, made_lines
+from studies.protocol.rates import rated_jobs
 from studies.seq2seq import __main__ as seq2seq_program
 from studies.seq2seq import data
-from studies.seq2seq.report import Comparison, summary
-from studies.seq2seq.run import models_of
+from studies.seq2seq.configs import copy, couplets
+from studies.seq2seq.report import Comparison, loss_of, summary
+from studies.seq2seq.run import models_of, one_run
 
 STUDIES = ("studies/seq2seq/configs/couplets.py", "studies/seq2seq/configs/copy.py")
 
@@ -105,6 +111,19 @@ def test_models_are_of_about_equal_size(study):
         assert len(alike) > 5 and max(alike) <= 1.01 * min(alike), sizes
     named = {name for rule in module.RULES for name in (rule.first, rule.second)}
     assert named <= sizes.keys()
+
+
+@pytest.mark.parametrize(
+    ("study", "name", "changes"),
+    [(copy, "copy", {}), (copy, "reverse", {"data.copy.reverse": True}), (couplets, "couplets", {})],
+)
+def test_recorded_runs_are_of_the_config_that_their_command_names(study, name, changes):
+    """So the command goes on with the lines, in place of refusing them or making others."""
+    out = ROOT / "studies" / "seq2seq" / "results" / name
+    lines, models = made_lines(out), models_of(changed(study.get_config(), changes), study.MODELS)
+    jobs = rated_jobs(models, study.RATES, study.MORE_SEEDS, 0, lines, loss_of, one_run)
+    place = Place(out, pathlib.Path(), bool)
+    assert len([line for job in jobs for line in place.lines(job)]) == len(lines) == len(jobs) > 20
 
 
 @pytest.mark.slow

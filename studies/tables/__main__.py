@@ -36,8 +36,8 @@ from studies.tables.report import plot_quality_against_step_time, reproduction_t
 _HERE = pathlib.Path(__file__).parent
 # name -> config; those of runs at one rate are a study of their own
 TABLES = {path.stem: path for path in sorted((_HERE / "configs").glob("[!_]*.py"))} | {
-    "families": _HERE.parent / "families" / "causal.py",
-    "families_masked": _HERE.parent / "families" / "masked.py",
+    "families": _HERE.parent / "families" / "configs" / "causal.py",
+    "families_masked": _HERE.parent / "families" / "configs" / "masked.py",
 }
 DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
 

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flash_lm.cli.load import load_module
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
 from flash_lm.data.splits import load_splits
@@ -27,10 +26,10 @@ from flash_lm.runs.provenance import hash_of_files
 from flash_lm.sweeps.grid import changed
 from flash_lm.training.interrupt import stop_on_signal
 from studies.protocol.jobs import Place, finish
+from studies.transfer import config as design
 from studies.transfer.report import BASELINE, write_transfer
 from studies.transfer.run import Transfer, run_transfer
 
-TABLE = "studies/transfer/config.py"
 _TENTH = 10  # of the labelled texts choose rates
 _TEST, _PRETRAINING_VALIDATION = 5000, 500  # texts
 _TOKENIZER = "tokenizer.model"
@@ -67,8 +66,8 @@ def make_data(arguments: argparse.Namespace) -> None:
             pq.write_table(table, folder / f"{split}.parquet")
             print(f"{corpus} {split}: {len(table):,} texts")
     texts = splits["unlabelled"]["train"]["text"].slice(0, _TOKENIZER_TEXTS).to_pylist()
-    words = load_module(TABLE).get_config().data.vocab_size
-    (arguments.out / _TOKENIZER).write_bytes(train_sentencepiece(texts, words).model_bytes())
+    config: Any = design.get_config()
+    (arguments.out / _TOKENIZER).write_bytes(train_sentencepiece(texts, config.data.vocab_size).model_bytes())
 
 
 def _unseen(table: pa.Table, known: set[str]) -> pa.Table:
@@ -84,18 +83,17 @@ def _spread(table: pa.Table, count: int) -> pa.Table:
 
 def study(data: pathlib.Path) -> Transfer:
     """The study on a folder of data."""
-    table: Any = load_module(TABLE)
     places = {"data.path": str(data / "labelled"), "data.tokenizer_path": str(data / _TOKENIZER)}
     return Transfer(
-        changed(table.get_config(), {**places, "task": "classify", "data.label_column": "label"}),
-        table.FAMILIES,
-        table.ARMS,
+        changed(design.get_config(), {**places, "task": "classify", "data.label_column": "label"}),
+        design.FAMILIES,
+        design.ARMS,
         {"unlabelled": {"data.path": str(data / "unlabelled")}, "own": {}},
-        table.get_pretraining(),
-        table.SHARES,
-        table.SEEDS,
-        table.TUNED_SHARE,
-        table.TUNING_STEPS,
+        design.get_pretraining(),
+        design.SHARES,
+        design.SEEDS,
+        design.TUNED_SHARE,
+        design.TUNING_STEPS,
         hash_of_files(data, (".parquet", ".model")),
     )
 
@@ -156,8 +154,7 @@ def _texts(splits: Any, split: str, length: int | None) -> list[str]:
 
 def write_table(arguments: argparse.Namespace) -> None:
     """Writes table.md, summary.jsonl, verdicts.jsonl and accuracy.png, and prints the table."""
-    table: Any = load_module(TABLE)
-    print(write_transfer(table.TITLE, table.get_hypotheses(), table.SHARES, arguments.out))
+    print(write_transfer(design.TITLE, design.get_hypotheses(), design.SHARES, arguments.out))
 
 
 def main(argv: list[str]) -> None:

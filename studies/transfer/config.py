@@ -25,7 +25,7 @@ ARMS = (
 
 
 def get_config() -> ConfigDict:
-    """What all runs start from; the script fills in the place of the data."""
+    """What all runs start from; python -m studies.transfer fills in the place of the data."""
     config = quickstart.get_config()
     config.model.update(num_layers=2, max_length=256)
     config.model.update(residual_init="as_init", divides="weights")  # as the runs that are there

@@ -165,7 +165,7 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[f
     """
     lines, file = made_lines(out), out / "baselines.jsonl"
     if not lines:
-        raise InputError(f"{out}/runs has no finished run: make some with studies/transfer/__main__.py run")
+        raise InputError(f"{out} has no finished run: make some with python -m studies.transfer run")
     found, baselines = summary(lines), read_lines(file)
     pretrained = made_lines(out, PRETRAINING)
     verdicts = [one.verdict_line(lines, pretrained, share) for one in hypotheses for share in shares]

@@ -18,11 +18,9 @@ from flash_lm.config.experiment import parse
 from flash_lm.errors import NonfiniteError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
-from flash_lm.runs.provenance import config_hash
-from flash_lm.runs.run_folder import run_hash
 from flash_lm.sweeps.grid import Changes, changed, check_runs, train_whole
 from flash_lm.sweeps.tuning import best_values, tune
-from studies.protocol.jobs import PRETRAINING, RATES, Job, Place, ShouldStop, make_jobs
+from studies.protocol.jobs import PRETRAINING, RATES, Job, Place, ShouldStop, make_jobs, study_hash
 
 
 class Arm(NamedTuple):
@@ -138,6 +136,9 @@ def _jobs(study: Transfer, family: str, place: Place) -> list[Job]:
         is_whole = bool(place.lines(job)) and not failures[corpus]
         gone = is_whole and not _parent(runs, family, corpus).exists()
         pretrained[corpus] = job._replace(is_lost=gone and corpus in needed)
+    without = {arm.name for arm in study.arms if arm.corpus and pretrained[arm.corpus].is_lost}
+    wait = lambda job: job._replace(is_ready=job.is_ready and job.about["arm"] not in without)  # for its weights
+    rates, found = {name: wait(job) for name, job in rates.items()}, [wait(job) for job in found]
     return [*pretrained.values(), *rates.values(), *found]
 
 
@@ -194,7 +195,7 @@ def _parent(runs: pathlib.Path, family: str, corpus: str) -> pathlib.Path:
 def _hash(config: Any, *more: Any) -> str:
     """Of a config and what else a task depends on; where files lie does not matter."""
     places = {"train.init_from": None, "data.tokenizer_path": None}
-    return config_hash([run_hash(changed(config, places).to_dict()), *more])
+    return study_hash(changed(config, places), *more)
 
 
 def _word(*parts: str) -> str:

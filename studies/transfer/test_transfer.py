@@ -91,9 +91,9 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     assert run_transfer(grid, Place(out, runs, bool)) == [] and quick.trained == before
     longer = {"pretraining": {**grid.pretraining, "train.steps": 4}}
     for other, file in (
-        (longer, "pretraining: linear_transformer_plain "),
-        ({"data": "other"}, "pretraining: linear_transformer_plain "),
-        ({"tuning_steps": 160}, "rates: linear_transformer_"),
+        (longer, "pretraining/linear_transformer_plain.jsonl "),
+        ({"data": "other"}, "pretraining/linear_transformer_plain.jsonl "),
+        ({"tuning_steps": 160}, "rates/linear_transformer_"),
     ):
         message = f"{file}.*is of another config, rate, texts or scores: write to another folder"
         with pytest.raises(InputError, match=message):
@@ -101,7 +101,7 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     # A run belongs to the pretraining that it began with.
     for path in (out / "pretraining").iterdir():
         path.unlink()
-    with pytest.raises(InputError, match="rates: linear_transformer_frozen is of another config"):
+    with pytest.raises(InputError, match="rates/linear_transformer_frozen.jsonl is of another config"):
         run_transfer(grid._replace(**longer), Place(out, runs, bool))
 
 
@@ -125,6 +125,13 @@ def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
     assert run_transfer(grid, place) == []
     assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
     assert len(made_lines(out)) == 8 and len(made_lines(out, PRETRAINING)) == 1
+    # What needs them waits while another process makes them.
+    (out / "runs" / "linear_transformer_frozen_1_seed_1.jsonl").unlink()
+    quick.trained.clear()
+    with begun_here(runs / "pretraining_linear_transformer_plain.lock"):
+        left = run_transfer(grid, place)
+    assert left == ["pretraining_linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
+    assert not quick.trained
 
 
 def test_what_needs_another_process_is_left(quick, tmp_path):
@@ -290,7 +297,7 @@ def test_baselines_are_of_the_same_texts(tmp_path):
         assert {line["family"]: line["accuracy"] for line in found if line["share"] == share} == expected
 
 
-def test_the_data_of_the_study_share_no_text(tmp_path):
+def test_the_data_of_the_study_share_no_text(tmp_path, monkeypatch):
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -302,7 +309,7 @@ def test_the_data_of_the_study_share_no_text(tmp_path):
     for name, own in parts.items():
         columns = {"text": own} | ({} if name == "unlabelled" else {"label": [i % 2 for i in range(len(own))]})
         pq.write_table(pa.table(columns), imdb / f"{name}.parquet")
-    script.load_module = lambda path: type("Table", (), {"get_config": staticmethod(lambda: small_vocabulary())})
+    monkeypatch.setattr(script.design, "get_config", small_vocabulary)
     script.main(["data", str(imdb), f"--out={tmp_path}/out"])
     read = lambda path: pq.read_table(tmp_path / "out" / f"{path}.parquet")["text"].to_pylist()
     names = [f"labelled/{x}" for x in ("train", "validation", "test")]

@@ -1,7 +1,8 @@
 """Why the Linear Transformer learned no context when the transfer study pretrained it: rate, positions or attention.
 
     python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
-    python -m flash_lm.sweep --config=studies/defaults/masked_linear.py --workdir=runs/masked_linear --split=validation
+    python -m flash_lm.sweep --config=studies/defaults/configs/masked_linear.py --workdir=runs/masked_linear \
+        --split=validation
 
 Everything but what a run names is as in that pretraining (studies/transfer/config.py), seed 0. A run has learned
 context if its loss is below 5.5 nats, the limit of that study; frequencies alone have 6.2. One seed tells what can

@@ -8,7 +8,7 @@ Not a table of a paper. Linformer and Nyströmformer have no causal form; the ot
 
 from ml_collections import ConfigDict
 
-from studies.families import causal
+from studies.families.configs import causal
 
 TITLE = "Masked language models at one size"
 METRIC = "perplexity"

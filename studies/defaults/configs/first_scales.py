@@ -1,7 +1,7 @@
 """What γ of a gated unit's queries and keys starts with, in masked language models of two layers on IMDb's reviews.
 
     python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
-    STUDY="python -m flash_lm.sweep --config=studies/defaults/first_scales.py --split=validation"
+    STUDY="python -m flash_lm.sweep --config=studies/defaults/configs/first_scales.py --split=validation"
     $STUDY --workdir=runs/first_scales/flash_quad --config.model.family=flash_quad
     $STUDY --workdir=runs/first_scales/flash --config.model.family=flash
 

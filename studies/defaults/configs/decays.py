@@ -1,6 +1,6 @@
 """Warm-up, stable, decay: one run at a constant rate, and runs that branch off it and decay, each of another budget.
 
-    python -m flash_lm.sweep --config=studies/defaults/decays.py --split=test --workdir=runs/decays
+    python -m flash_lm.sweep --config=studies/defaults/configs/decays.py --split=test --workdir=runs/decays
 
 Each decay is the last fifth of its budget, by 1 − √ as Hägele et al. 2024 (arXiv:2405.18392) recommend, and at the
 largest budget also linear. A branch is the run of its schedule from the beginning, to the bit, at a fifth of the price.

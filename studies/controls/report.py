@@ -1,4 +1,4 @@
-"""What the lines of the studies say: tables, verdicts and pictures, the page of claims, and README's sentences."""
+"""What the lines of the controls say: tables, verdicts and pictures."""
 
 import pathlib
 from collections.abc import Sequence
@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
-from studies.claims.page import write_claims
 from studies.controls import design
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import best_of, chosen, losses_of, rates_of
-from studies.findings import Results, page
 from studies.protocol.hypotheses import Hypothesis
 from studies.protocol.verdict import BY_INTERVAL, verdict_table
-from studies.quality import config as study
-from studies.quality.report import plot_study, study_tables, summary, write_study
+from studies.quality.report import plot_study, study_tables, summary
 
 TITLE = "The controls of the study: each model at the best of its rates at the whole budget"
 _RATES: Columns = {
@@ -24,25 +21,6 @@ _RATES: Columns = {
     "loss, validation split": ("loss", "{:.4f}"),
     "": ("what", "{}"),
 }
-
-
-def write_report(root: pathlib.Path) -> str:
-    """Writes all that follows from the lines, and returns the controls' table.md.
-
-    Args:
-        root: of the repository; its studies quality, controls and claims get their tables, summaries, verdicts and
-            pictures, and README.md its findings.
-
-    Raises:
-        InputError: lines are missing, or the page has no place for the findings.
-    """
-    controls, quality = design.folders(root)
-    write_study(study.TITLE, study.get_hypotheses(), quality)
-    text = write_controls(controls, quality)
-    write_claims(root)
-    readme = root / "README.md"
-    readme.write_text(page(readme.read_text(encoding="utf-8"), Results(root)), encoding="utf-8")
-    return text
 
 
 def write_controls(out: pathlib.Path, quality: pathlib.Path) -> str:

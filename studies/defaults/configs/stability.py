@@ -1,6 +1,6 @@
 """What keeps a Transformer++ stable at learning rates that are too high for it.
 
-    python -m flash_lm.sweep --config=studies/defaults/stability.py --workdir=runs/stability
+    python -m flash_lm.sweep --config=studies/defaults/configs/stability.py --workdir=runs/stability
 
 Each run has four times the learning rate of quickstart.py. Lines of metrics.jsonl have `loss_spikes`, and the norm of
 the gradient by group of parameters.

@@ -1,7 +1,7 @@
 """Optimizers beside each other, each at its own learning rate.
 
-    python -m flash_lm.sweep --config=quickstart --runs=studies/defaults/optimizers.py --tune=train.learning_rate \
-        --budget=2M --workdir=runs/optimizers
+    python -m flash_lm.sweep --config=quickstart --runs=studies/defaults/configs/optimizers.py \
+        --tune=train.learning_rate --budget=2M --workdir=runs/optimizers
 
 Schedule-free AdamW has no decay: the average of its iterates, which is what is scored, takes its place. The average of
 AdamW (train.ema) is scored beside its last parameters, as ema_loss in metrics.jsonl.
