@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import os
 import pathlib
 import signal
@@ -16,8 +15,6 @@ from small import ROOT
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.jsonl import read_jsonl, read_lines, write_jsonl
-from studies.__main__ import _links
-from studies.controls import design
 from studies.protocol import cores
 from studies.protocol.jobs import Job, Place, begun_here, made_lines, make_jobs, put_together, write_made
 from studies.protocol.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, queued, states
@@ -197,17 +194,6 @@ def test_a_kill_while_files_are_put_together_loses_nothing(tmp_path, monkeypatch
     assert made_lines(here.out) == read_lines(here.out / "runs.jsonl") == lines and not (here.out / "runs").exists()
 
 
-def test_a_commit_finds_the_results_by_the_names_that_it_knows(tmp_path):
-    """And always: the links are there while another process makes them again."""
-    for _ in range(2):
-        folder = _links(ROOT, tmp_path / "queue")
-    controls, quality = design.folders(ROOT)
-    assert (folder / "controls").resolve() == controls and (folder / "quality").resolve() == quality
-    (file,) = (folder / "study" / "runs").glob("*.jsonl")  # as commits before 30 November 2026 read them
-    assert read_jsonl(file) == made_lines(quality)
-    assert not [path for path in folder.rglob("*") if path.name.endswith(str(os.getpid()))]
-
-
 WORKER = """
     import pathlib, sys, time
     sys.path.insert(0, {root!r})
@@ -266,23 +252,3 @@ def test_each_process_has_a_core_of_its_own_and_all_can_be_paused(tmp_path):
             worker.kill()
             worker.communicate()
     assert cores.pause(tmp_path) == []
-
-
-def test_the_command_says_what_is_missing(tmp_path):
-    run = lambda *words: subprocess.run(
-        [sys.executable, "-m", "studies", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    here = [f"--root={tmp_path / 'root'}", f"--queue={tmp_path / 'queue'}"]
-    done = run("next", "--hours=1", f"--data={tmp_path}", *here)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: no commit makes the runs yet: name one with python -m studies commit HEAD --data=…\n"
-    )
-    done = run("next", "--hours=0", f"--data={tmp_path}", *here)
-    assert done.returncode == 2 and "--hours: 0 must be a number of hours above 0" in done.stderr
-    done = run("commit", "no_such_name", f"--data={tmp_path}", *here)
-    assert done.returncode == 2 and "no_such_name" in done.stderr and done.stderr.startswith("error: git rev-parse")
-    done = run("status", *here)
-    assert done.returncode == 0 and "no commit is named yet" in done.stdout
-    assert "anchor_transformer_seed_0" in done.stdout and "too long to be queued" in done.stdout
-    assert json.dumps(sorted(x.name for x in tmp_path.iterdir())) == "[]"  # nothing was written
