@@ -211,12 +211,12 @@ def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
     state = jax.tree.map(lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) / 100, state)
     state = jax.tree.map(lambda x, s: jax.device_put(x.astype(s.dtype), s.sharding), state, source.abstract)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, state, {"note": "here"}, None)
+    checkpoints.save(1, state, {"corpus": "x"}, None)
     checkpoints.close()
     for shape, devices in (((1, 8, 1), 8), ((1, 1, 4), 4), ((1, 1, 1), 1)):
         target = Run(family, tasks_of(family)[0], shape, devices)
         restored, facts = restore(run_name(tmp_path), target.abstract)
-        assert facts == {"note": "here"}
+        assert facts == {"corpus": "x"}
         for x, y, s in zip(*map(jax.tree.leaves, (restored, state, target.shardings)), strict=True):
             assert np.array_equal(x, y) and x.sharding.is_equivalent_to(s, x.ndim)
 
