@@ -1,4 +1,4 @@
-"""Pairs of lines of equal length: the first is given, and the second is predicted, character by character.
+"""Couplets, pairs of lines of equal length: the second is predicted from the first, character by character.
 
 A row is <s> first <s> second. The pairs come from one parquet file a split, with columns `first` and `second`, or from
 the two files `in.txt` and `out.txt`: one pair a line, characters with or without spaces between them. The files are in
@@ -28,7 +28,7 @@ _HELD_OUT = 50  # a missing split gets one pair in this many of the training spl
 
 
 class Couplets:
-    """One split of couplets."""
+    """A split of couplets as examples."""
 
     def __init__(self, pairs: list[Pair], tokenizer: CharacterTokenizer):
         """Encodes each pair on access."""
@@ -54,7 +54,7 @@ def question(first: np.ndarray, tokenizer: CharacterTokenizer) -> np.ndarray:
 def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) -> ExampleCorpus:
     """The pairs in the folder `data.path`; tokens are the characters of the training split, frequent ones first.
 
-    Given a tokenizer, its characters are used instead.
+    With a tokenizer, its characters are used instead.
 
     A missing split is held out of the training split by the hash of a pair's first line, so that no first line is in
     both. Characters that the training split lacks all become one unknown token, which counts as a target.
@@ -94,13 +94,13 @@ def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
     parquet = folder / f"{split}.parquet"
     if parquet.exists():
         return _checked(_parquet_pairs(parquet), str(parquet))
-    for place in (folder / split, *([folder] if split == "train" else [])):
-        if all((place / name).exists() for name in _FILES):
-            lines = [_lines(place / name) for name in _FILES]
+    for path in (folder / split, *([folder] if split == "train" else [])):
+        if all((path / name).exists() for name in _FILES):
+            lines = [_lines(path / name) for name in _FILES]
             if len(lines[0]) != len(lines[1]):
                 listed = " and ".join(f"{name} {len(x)}" for name, x in zip(_FILES, lines, strict=True))
-                raise InputError(f"the files of {place} must have as many lines as each other: {listed}")
-            return _checked((("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(place))
+                raise InputError(f"the files of {path} must have as many lines as each other: {listed}")
+            return _checked((("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(path))
     return None
 
 
@@ -131,14 +131,14 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 
 def _checked(pairs: Iterable[Pair], where: str) -> list[Pair]:
-    found = list(pairs)
-    for number, (first, second) in enumerate(found, start=1):
+    checked = list(pairs)
+    for number, (first, second) in enumerate(checked, start=1):
         if not first or len(first) != len(second):
             raise InputError(
                 f"{where}: pair {number} has {len(first)} and {len(second)} characters: both must have "
                 "the same number, one or more"
             )
-    return found
+    return checked
 
 
 COUPLETS = CorpusKind(

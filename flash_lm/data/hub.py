@@ -22,7 +22,7 @@ def explained(config: DataConfig) -> Iterator[None]:
     """Turns the library's errors into one line that says what to change, and silences its log messages.
 
     Raises:
-        InputError: in place of the library's exceptions.
+        InputError: instead of the library's exceptions.
     """
     import datasets  # noqa: PLC0415 (slow to import)
     from datasets.exceptions import DatasetNotFoundError, DatasetsError  # noqa: PLC0415
@@ -56,7 +56,7 @@ def is_offline() -> bool:
 
 def is_reachable() -> bool:
     """Whether the hub answers at all within seconds."""
-    # In a thread, since an address lookup has no timeout of its own, and a name may have many addresses.
+    # In a thread, since an address lookup has no timeout, and a name may have many addresses.
     answers = []
 
     def ask() -> None:

@@ -70,7 +70,7 @@ def _symbols_of_the_largest(depth: int, arguments: int) -> int:
 
 
 class ListOps:
-    """A split of the task."""
+    """A split of ListOps expressions."""
 
     def __init__(self, split: str, rows: int, options: ListOpsOptions, tokenizer: CharacterTokenizer):
         """Draws each row on access."""
