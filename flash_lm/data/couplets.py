@@ -93,14 +93,16 @@ def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
     """The pairs of a split; None if it has no files."""
     parquet = folder / f"{split}.parquet"
     if parquet.exists():
-        return _checked(_parquet_pairs(parquet), str(parquet))
+        return _check_pairs(_parquet_pairs(parquet), str(parquet))
     for path in (folder / split, *([folder] if split == "train" else [])):
         if all((path / name).exists() for name in _FILES):
             lines = [_lines(path / name) for name in _FILES]
             if len(lines[0]) != len(lines[1]):
                 listed = " and ".join(f"{name} {len(x)}" for name, x in zip(_FILES, lines, strict=True))
                 raise InputError(f"the files of {path} must have as many lines as each other: {listed}")
-            return _checked((("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(path))
+            return _check_pairs(
+                (("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(path)
+            )
     return None
 
 
@@ -130,7 +132,7 @@ def _lines(path: pathlib.Path) -> list[str]:
         raise InputError(f"{path} is not UTF-8 at byte {error.start}") from None
 
 
-def _checked(pairs: Iterable[Pair], where: str) -> list[Pair]:
+def _check_pairs(pairs: Iterable[Pair], where: str) -> list[Pair]:
     checked = list(pairs)
     for number, (first, second) in enumerate(checked, start=1):
         if not first or len(first) != len(second):

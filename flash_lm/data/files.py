@@ -57,7 +57,7 @@ def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
     paths = sorted(file for file in _walk(root, parts) if os.path.isfile(file))
     if is_folder and endings:
         paths = [file for file in paths if file.endswith(tuple(endings))]
-    files = _once([(file, split_of(os.path.relpath(file, root or "."))) for file in paths])
+    files = _unique_files([(file, split_of(os.path.relpath(file, root or "."))) for file in paths])
     # Decide on the files whose names say no split.
     named = {split for _, split in files}
     if not is_folder and len(named) == 1:
@@ -93,7 +93,7 @@ def warn_once(line: str) -> None:
     _log.warning("%s", line)
 
 
-def _once(files: list[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
+def _unique_files(files: list[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
     """Leaves out further paths to a file, whether by symbolic or by hard links; the path that says a split is kept."""
     by_inode: dict[tuple[int, int], tuple[str, str | None]] = {}
     for path, split in files:

@@ -18,7 +18,7 @@ _HUB_TIMEOUT = 5  # seconds
 
 
 @contextlib.contextmanager
-def explained(config: DataConfig) -> Iterator[None]:
+def explain_errors(config: DataConfig) -> Iterator[None]:
     """Turns the library's errors into one line that says what to change, and silences its log messages.
 
     Raises:

@@ -195,11 +195,11 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
     if config.name and not hub.is_offline() and not hub.is_reachable():
         # Set before the import, which reads it: otherwise half a minute of retries comes before the error.
         os.environ["HF_HUB_OFFLINE"] = "1"
-    with hub.explained(config):
+    with hub.explain_errors(config):
         columns = [*_columns(config), *([config.label_column] if config.label_column else [])]
         builder = _hub_builder(config) if config.name else local_builder(config, columns)
         if config.path:  # before all of it is read
-            for split, theirs in _used(config, builder.config.data_files).items():
+            for split, theirs in _match_splits(config, builder.config.data_files).items():
                 _check_columns(config, split, first_row(builder, theirs))
         # A stream is read later, in training; otherwise the library converts all files now, or has them in its cache.
         if config.streaming:
@@ -207,7 +207,7 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
         else:
             builder.download_and_prepare()
             datasets = dict(builder.as_dataset())
-        splits = {split: datasets[theirs] for split, theirs in _used(config, datasets).items()}
+        splits = {split: datasets[theirs] for split, theirs in _match_splits(config, datasets).items()}
         # The columns of the hub are only known now; a column without any text is an error in the config.
         for split, rows in splits.items():
             if config.name:
@@ -224,7 +224,7 @@ def _fingerprint(identity: Sequence[Any]) -> str:
     return hashlib.sha256(repr(list(identity)).encode()).hexdigest()
 
 
-def _used(config: DataConfig, names: Iterable[Any]) -> dict[str, str]:
+def _match_splits(config: DataConfig, names: Iterable[Any]) -> dict[str, str]:
     """The data set's name of each of our splits that it has.
 
     Raises:
@@ -254,7 +254,7 @@ def _texts(config: DataConfig, rows: Dataset, column: str | None = None) -> Iter
     Raises:
         InputError: a row cannot be read, or holds something other than text.
     """
-    with hub.explained(config):
+    with hub.explain_errors(config):
         for row in rows:
             text = row[column or config.text_column]
             if not isinstance(text, str | None):
@@ -271,7 +271,7 @@ def _with_text(config: DataConfig, rows: Dataset) -> np.ndarray:
     A run looks them up whenever it starts. So only rows without a visible ASCII character go through Python.
     """
     unsure = np.zeros(len(rows), bool)
-    with hub.explained(config):
+    with hub.explain_errors(config):
         tables = rows.select_columns(_columns(config)).with_format("arrow").iter(_LOOKED_AT)
         for number, table in enumerate(tables):
             for column in table.columns:

@@ -42,7 +42,7 @@ def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> Tokenized
         splits[split] = dataclasses.replace(text, labels=labels)
     # Keep a share of the training split, in which every label must still occur.
     if share < 1 and "train" in splits:
-        splits["train"] = _some(splits["train"], share)
+        splits["train"] = _sample_share(splits["train"], share)
         if lost := set(range(len(names))) - set(_labels_of(splits["train"]).tolist()):
             raise InputError(
                 f"data.label_share={share:g} leaves no text of the training split with the label "
@@ -51,7 +51,7 @@ def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> Tokenized
     return dataclasses.replace(corpus, splits=splits, labels=names)
 
 
-def _some(text: TokenizedText, share: float) -> TokenizedText:
+def _sample_share(text: TokenizedText, share: float) -> TokenizedText:
     """A share of the labelled texts, at least one, drawn at random; a smaller share is part of a larger one."""
     labels, each = _labels_of(text), texts_of_label(text)
     chosen = np.random.default_rng(0).permutation(len(labels))[: max(1, round(share * len(labels)))]

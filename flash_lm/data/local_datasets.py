@@ -124,13 +124,13 @@ def _kind(config: DataConfig, path: pathlib.Path, files: Sequence[str]) -> str:
         raise InputError(f"no file matches data.path={config.path}: give an existing folder, file or glob")
     if len(kinds) > 1:
         raise InputError(
-            f"data.path={config.path} has files of different kinds, {_listed(known)}: name those of one kind, such as "
-            f"'{config.path}/*{min(known)}'"
+            f"data.path={config.path} has files of different kinds, {_list_endings(known)}: name those of one kind, "
+            f"such as '{config.path}/*{min(known)}'"
         )
     if endings <= _TEXT:
         raise InputError(f"data.path={config.path} has text files, each a document: use --config.data.corpus=text")
-    what = _listed(endings - {""}) or "of an unknown kind"
-    raise InputError(f"data.path={config.path} is {what}: give one of {_listed(_KINDS)}")
+    what = _list_endings(endings - {""}) or "of an unknown kind"
+    raise InputError(f"data.path={config.path} is {what}: give one of {_list_endings(_KINDS)}")
 
 
 def _ending(path: str) -> str:
@@ -139,7 +139,7 @@ def _ending(path: str) -> str:
     return first + last if last == ".gz" and first in {*_KINDS, *_TEXT} else last
 
 
-def _listed(endings: Iterable[str]) -> str:
+def _list_endings(endings: Iterable[str]) -> str:
     return ", ".join(endings if isinstance(endings, dict) else sorted(endings))
 
 
@@ -150,7 +150,7 @@ def _read_only(builder: Any, columns: Sequence[str], of_text: Sequence[str]) -> 
     """
     make_alike = builder._cast_table
 
-    def wanted(table: pa.Table) -> pa.Table:
+    def select_columns(table: pa.Table) -> pa.Table:
         if missing := [column for column in columns if column not in table.column_names]:
             raise InputError(
                 f"some of the files have no column {missing[0]}: leave them out, or name a column that all have"
@@ -161,4 +161,4 @@ def _read_only(builder: Any, columns: Sequence[str], of_text: Sequence[str]) -> 
                 table = table.set_column(i, column, table[column].cast(pa.string()))
         return table
 
-    builder._cast_table = lambda table, *_, **__: make_alike(wanted(table))
+    builder._cast_table = lambda table, *_, **__: make_alike(select_columns(table))

@@ -64,7 +64,7 @@ def configs_of_parts(config: DataConfig) -> dict[str, DataConfig]:
     sources = [source for source, _ in config.mixture]
     short = [_name(source) for source in sources]
     names = short if len(set(short)) == len(short) else sources
-    return {name: _at(config, source) for name, source in zip(names, sources, strict=True)}
+    return {name: _source_config(config, source) for name, source in zip(names, sources, strict=True)}
 
 
 def parts_of(text: TokenizedText) -> list[TokenizedText]:
@@ -76,7 +76,7 @@ def parts_of(text: TokenizedText) -> list[TokenizedText]:
     return parts
 
 
-def _at(config: DataConfig, source: str) -> DataConfig:
+def _source_config(config: DataConfig, source: str) -> DataConfig:
     """The config of one source: a file, folder or glob, or with data.corpus=hf a data set on the hub."""
     path = os.path.expanduser(source)
     local = config.corpus != "hf" or os.path.exists(path) or glob.has_magic(path) or os.path.isabs(path)

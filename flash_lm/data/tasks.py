@@ -72,9 +72,9 @@ class Task:
 
     def __post_init__(self):
         """Replaces names by the objects that they name."""
-        answers = LABEL if self.labels else _named("answers", self.answers, ANSWERS, Answers)
+        answers = LABEL if self.labels else _resolve_option("answers", self.answers, ANSWERS, Answers)
         object.__setattr__(self, "answers", answers)
-        object.__setattr__(self, "given", _named("given", self.given, GIVEN, Given))
+        object.__setattr__(self, "given", _resolve_option("given", self.given, GIVEN, Given))
 
     @property
     def of_each_token(self) -> bool:
@@ -90,7 +90,7 @@ class Task:
         return self.answers.problems(config) + self.given.problems(config)
 
 
-def _named(what: str, value: Any, names: Mapping[Any, Any], kind: type) -> Any:
+def _resolve_option(what: str, value: Any, names: Mapping[Any, Any], kind: type) -> Any:
     option = value if isinstance(value, kind) else names.get(value)
     if option is None:
         raise InputError(f"{what}={value!r} of a task must be one of {', '.join(map(str, names))}, or an object")

@@ -87,7 +87,7 @@ def load_tokenized(config: DataConfig, known: OwnCorpus | None = None, *, unspli
     """
     cache = pathlib.Path(os.path.expanduser(config.cache_dir))
     # A run keeps its tokens if its corpus has changed or is gone.
-    kept = _kept(config, cache, known) if known and not config.streaming and not unsplit else None
+    kept = _load_kept(config, cache, known) if known and not config.streaming and not unsplit else None
     try:
         corpus = load_corpus(config)
     except InputError as error:
@@ -113,7 +113,7 @@ def load_tokenized(config: DataConfig, known: OwnCorpus | None = None, *, unspli
                 f"corpus {corpus.name} changed while it was tokenised: start again when no process writes to it"
             )
 
-    splits = _cached(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
+    splits = _load_or_make(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
     parts = tuple(configs_of_parts(config))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream, parts=parts)
 
@@ -136,7 +136,7 @@ def _key(fingerprint: str, tokenizer: Tokenizer) -> str:
     return hashlib.sha256(f"{form} {fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
 
 
-def _kept(config: DataConfig, cache: pathlib.Path, known: OwnCorpus) -> TokenizedCorpus | None:
+def _load_kept(config: DataConfig, cache: pathlib.Path, known: OwnCorpus) -> TokenizedCorpus | None:
     """The tokens of a run's corpus, if they are in the cache and complete; the corpus itself may be gone."""
     if known.fingerprint is None:
         return None
@@ -189,7 +189,7 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
     def make(partial: pathlib.Path) -> None:
         save_tokenizer(train_sentencepiece(_training_lines(corpus), config.vocab_size), partial)
 
-    return _cached(folder, make, load_tokenizer)
+    return _load_or_make(folder, make, load_tokenizer)
 
 
 def _training_lines(corpus: Corpus) -> Iterator[str]:
@@ -235,7 +235,9 @@ def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
             yield batch
 
 
-def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]) -> Made:
+def _load_or_make(
+    folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]
+) -> Made:
     """Loads a folder that `make` has written, now or earlier; a damaged folder is made again."""
     for _ in range(3):  # another process may find it damaged and remove it before it is read
         if folder.exists():
@@ -244,7 +246,7 @@ def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Ca
             except _DAMAGED as error:
                 _log.warning("%s is damaged, making it again: %s", folder, error)
                 _remove(folder)
-        with _replaced_at_end(folder) as partial:
+        with _atomic_folder(folder) as partial:
             make(partial)
     return load(folder)
 
@@ -258,7 +260,7 @@ def _remove(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _replaced_at_end(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def _atomic_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary folder that becomes `folder` at the end, or is removed after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile's, which only its owner can read: the user's umask says who shares the cache.
