@@ -1,4 +1,4 @@
-"""The keys of `config.mesh`."""
+"""The schema of `config.mesh`: device mesh and sharding rules."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def _mesh_shape(x: tuple) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """`config.mesh`."""
+    """The keys of `config.mesh`: the shape of the device mesh, and the sharding rules of parameters."""
 
     shape: tuple = key((-1, 1, 1), "devices along (data, fsdp, tensor); one may be -1: the rest", _mesh_shape)
     rules: tuple = key(

@@ -1,4 +1,4 @@
-"""The hosts of a run: how they find each other and exchange values."""
+"""Multi-host runs: joining the hosts, and collective operations on small values."""
 
 import io
 import json
@@ -28,7 +28,7 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
         number: index of this host.
 
     Raises:
-        InputError: no cluster was found, or the other hosts do not connect.
+        InputError: no cluster was detected, or the other hosts do not connect.
     """
     _keep_output_ours()
     try:
@@ -66,10 +66,10 @@ def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:
     """
     if word == "auto":
         return None, None, None
-    found = re.fullmatch(r"([^,\s]+:\d+),([1-9]\d*),(\d+)", word)
-    if not found or int(found[3]) >= int(found[2]):
+    match = re.fullmatch(r"([^,\s]+:\d+),([1-9]\d*),(\d+)", word)
+    if not match or int(match[3]) >= int(match[2]):
         raise InputError(f"--hosts={word} must be auto, or ADDRESS:PORT,COUNT,NUMBER with a NUMBER below COUNT")
-    return found[1], int(found[2]), int(found[3])
+    return match[1], int(match[2]), int(match[3])
 
 
 def is_first() -> bool:
@@ -87,7 +87,9 @@ def check_same(**facts: Any) -> None:
         InputError: they differ.
     """
     all_facts = of_all_hosts(facts)
-    if differing := [name for name in facts if any(there[name] != all_facts[0][name] for there in all_facts)]:
+    if differing := [
+        name for name in facts if any(facts_of_host[name] != all_facts[0][name] for facts_of_host in all_facts)
+    ]:
         raise InputError(
             f"the hosts differ in {', '.join(differing)}: start the same command on each, with the same Python, and "
             f"with workdir and data.cache_dir on a disk that all share"
@@ -108,8 +110,9 @@ class StopOfAllHosts:
             return self._should_stop()
         if step < self._asks_at:
             return False
+        # Ask again after about the same time on all hosts, by the time of the slowest.
         answers = of_all_hosts([self._should_stop(), seconds])
-        slowest, (before, then) = max(there for _, there in answers), self._asked
+        slowest, (before, then) = max(time for _, time in answers), self._asked
         a_step = (slowest - then) / max(step - before, 1)
         self._asks_at = step + max(1, min(_MOST_UNASKED, int(_ASK_EVERY_S / max(a_step, 1e-3))))
         self._asked = step, slowest
@@ -117,14 +120,15 @@ class StopOfAllHosts:
 
 
 def fetched(x: jax.Array) -> np.ndarray:
-    """The whole array as a NumPy array on every host, however it is sharded."""
+    """Gathers an array, however it is sharded, as a NumPy array on every host."""
     return np.asarray(x) if x.is_fully_addressable else np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def of_all_hosts(value: Any) -> list[Any]:
-    """All hosts' JSON values, on every host, ordered by host number."""
+    """Gathers a JSON value from all hosts, on every host, ordered by host number."""
     if jax.process_count() == 1:
         return [value]
+    # All hosts must gather arrays of one shape: first the lengths, then padded texts.
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.array(len(text)))
     padded = np.zeros(sizes.max(), np.uint8)

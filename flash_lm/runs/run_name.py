@@ -1,4 +1,4 @@
-"""Names of checkpoints: RUN, RUN@newest, RUN@best or RUN@STEP, each perhaps with @ema."""
+"""Checkpoint names: RUN, RUN@newest, RUN@best or RUN@STEP, each perhaps with @ema."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ class RunName(NamedTuple):
 
 
 def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
-    """Parses a word of a command line, or a path; a folder whose own name contains an @ is that folder.
+    """Parses a word of a command line, or a path; a folder whose name contains an @ is that folder.
 
     Only what follows the last / can name a checkpoint: folders above may have an @ in their names.
 
