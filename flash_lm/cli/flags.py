@@ -34,7 +34,7 @@ def use_plugins(arguments: argparse.Namespace) -> None:
     """Imports the modules that --plugins names.
 
     Raises:
-        InputError: there is no such module, or its import fails.
+        InputError: no such module exists, or its import fails.
     """
     if names := words_of(arguments.plugins):
         import_plugins(names)
@@ -70,7 +70,7 @@ def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
 
 
 def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> pathlib.Path:
-    """Where a command that has --out adds its lines: there, or in the run's folder.
+    """The file to which a command adds its lines: that of --out, or one in the run's folder.
 
     Raises:
         InputError: a model on the hub has no folder of results.
@@ -81,7 +81,7 @@ def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> 
 
 
 def begin(arguments: argparse.Namespace) -> None:
-    """Sets up JAX's compilation cache, and joins the other processes if there is --hosts.
+    """Sets up JAX's compilation cache, and joins the other processes if --hosts is set.
 
     Raises:
         InputError: the other hosts cannot be reached.
