@@ -1,4 +1,4 @@
-"""A comparison of runs as one HTML page that needs no other file and no network."""
+"""Writes a comparison of runs as one HTML page that needs no other file and no network."""
 
 import base64
 import html
@@ -37,7 +37,7 @@ def write_page(
     Args:
         path: the file.
         title: its title.
-        tables: Markdown tables, each below a line of its own, as from `write_comparison`.
+        tables: Markdown tables, each below its title, as from `write_comparison`.
         pictures: PNG files, which the page contains.
         configs: the runs' configs by label, as nested values.
         samples: texts by the runs' labels; empty: the page has none.
