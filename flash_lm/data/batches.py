@@ -15,7 +15,7 @@ Mixture = Sequence[tuple[range, float]]
 Transform = Callable[..., Row]  # of a row and the numbers that determine the result
 
 _PREFETCH = 4  # batches that a thread prepares ahead of the device
-_ENDLESS = 1 << 50  # steps; small enough that grain's float division, rows / rows a batch, is exact
+_ENDLESS = 1 << 50  # steps; small enough that grain's float division, rows / rows per batch, is exact
 
 
 class IndexedBatches:
@@ -101,7 +101,7 @@ class FixedRows:
 
 
 class _Mixed(grain.MapDataset):
-    """Interleaves endless parts in fixed shares, without chance: among the first n elements each has its share to ±1.
+    """Interleaves endless parts in fixed shares, without chance: of the first n elements each has its share, to about 1.
 
     The first part gets its share of all, rounded to the nearest, the next one its share of those that are left, and so
     on. Shares are read as the decimal numbers that they are written as, so that no rounding adds up.
@@ -116,6 +116,7 @@ class _Mixed(grain.MapDataset):
         return min(map(len, self._parents))
 
     def __getitem__(self, i: int) -> Any:
+        # Element i is in the first part whose rounded share grows at i; else count it among those left.
         for part, share in enumerate(self._of_those_left):
             before, after = (_nearest(n * share.numerator, share.denominator) for n in (i, i + 1))
             if after > before:
@@ -158,6 +159,7 @@ def evaluation_batches(rows: Rows, share: Share, limit: int = 0, parts: int = 1)
     Yields:
         This host's rows of each share, as dicts of arrays of L columns.
     """
+    # All batches have the same shape, so the last one is padded with rows that are no target.
     padding = {name: np.zeros_like(x) for name, x in rows[0].items()}
     for batch in chosen_rows(len(rows), share.batch_size * parts, limit):
         for first in batch[:: share.batch_size]:
@@ -173,6 +175,7 @@ def chosen_rows(count: int, batch_size: int, limit: int = 0) -> list[range]:
         batch_size: rows of a batch, over all hosts.
         limit: number of batches; 0 = all.
     """
+    # The chosen batches start at even distances, the first one at row 0.
     batches = -(-count // batch_size)
     chosen = min(batches, limit) if limit else batches
     starts = (i * batches // chosen * batch_size for i in range(chosen))

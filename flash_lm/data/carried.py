@@ -42,6 +42,7 @@ class CarriedBatches:
 
         def endless() -> Iterator[int]:
             for epoch in itertools.count():
+                # A function of the epoch alone, so that a resumed run draws the same order.
                 draw = np.random.default_rng(np.random.SeedSequence((seed, epoch, _ORDER)))
                 yield from draw.permutation(len(documents)).tolist()
 
@@ -115,6 +116,7 @@ class _Texts:
         """A row of a document."""
         offset = number * self.length
         first = int(self._starts[document]) + offset
+        # Inputs and targets overlap by all but one token; a document's last row is shorter.
         window = np.asarray(self._tokens[first : min(first + self.length + 1, self._starts[document + 1])], np.int32)
         arrays, count = empty_row(self.length), len(window) - 1
         arrays["inputs_BxL"][:count] = window[:-1]

@@ -62,6 +62,7 @@ def needs_path(what: str) -> Callable[[DataConfig], list[str]]:
 
 def _hugging_face_problems(config: DataConfig) -> list[str]:
     problems = needs_one_source(config)
+    # Each of the columns must be a different one.
     columns = {name: getattr(config, name) for name in ("text_column", "label_column", "pair_column")}
     for (one, a), (other, b) in itertools.combinations(columns.items(), 2):
         if a and a == b:

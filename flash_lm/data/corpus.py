@@ -66,6 +66,7 @@ class Corpus(Protocol):
 
 def cut(text: str) -> Iterator[Piece]:
     """Cuts a document into pieces; none if it is all white space."""
+    # Cut after the last line end within the limit; a longer line is cut in the middle.
     start = 0 if text.strip() else len(text)
     while start < len(text):
         end = len(text)

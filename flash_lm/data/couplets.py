@@ -1,8 +1,8 @@
 """Couplets, pairs of lines of equal length: the second is predicted from the first, character by character.
 
 A row is <s> first <s> second. The pairs come from one parquet file a split, with columns `first` and `second`, or from
-the two files `in.txt` and `out.txt`: one pair a line, characters with or without spaces between them. The files are in
-the folder itself or in one folder a split.
+the two files `in.txt` and `out.txt`: one pair per line, characters with or without spaces between them. The files are
+in the folder itself or in one folder per split.
 """
 
 import collections
@@ -69,6 +69,7 @@ def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) ->
             f"data.path={config.path} has no couplets: give a folder with train.parquet (columns first and second), or "
             f"with {' and '.join(_FILES)}, in it or in its folder train/"
         )
+    # Hold out missing splits by a hash of the first line.
     missing = [name for name in SPLITS if name not in splits]
     if missing:
         parts = [[pair for pair in splits["train"] if _bucket(pair) == i] for i in range(len(missing))]
@@ -76,9 +77,11 @@ def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) ->
         splits |= dict(zip(missing, parts, strict=True))
     if empty := [name for name in SPLITS if not splits[name]]:
         raise InputError(f"data.path={config.path} leaves no couplet for {', '.join(empty)}: give more pairs")
+    # The vocabulary comes from the training split; ties are broken by the character, so that ids are reproducible.
     if tokenizer is None:
         counts = collections.Counter(character for pair in splits["train"] for line in pair for character in line)
         tokenizer = CharacterTokenizer("".join(sorted(counts, key=lambda x: (-counts[x], x))))
+    # The fingerprint covers the pairs of all splits, in order.
     lines = ([f"{name} {len(splits[name])}", *(line for pair in splits[name] for line in pair)] for name in SPLITS)
     digest = hashlib.sha256("\n".join(itertools.chain.from_iterable(lines)).encode())
     examples = {name: Couplets(splits[name], tokenizer) for name in SPLITS}
@@ -117,6 +120,7 @@ def _parquet_pairs(path: pathlib.Path) -> Iterable[Pair]:
         table = file.read(columns=["first", "second"])
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    # An empty cell is an empty line, which `_check_pairs` reports with its number.
     columns = [table[name].to_pylist() for name in ("first", "second")]
     if other := {type(text).__name__ for column in columns for text in column} - {"str", "NoneType"}:
         raise InputError(

@@ -99,6 +99,7 @@ class ExampleRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
+        # Without explicit targets, each token after the prefix is predicted from those before it.
         example = self._examples.example(row, self._length)
         if example.targets is None:
             inputs, targets = example.ids[:-1], example.ids[1:]

@@ -123,6 +123,7 @@ def _walk(folder: str, parts: Sequence[str]) -> Iterator[str]:
     if not parts:
         yield folder
         return
+    # ** stands for any number of folders; other patterns for one name each.
     first, rest = parts[0], parts[1:]
     if first == "**":
         for below in _folders(folder):

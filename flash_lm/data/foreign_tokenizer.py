@@ -86,7 +86,7 @@ class HuggingFaceTokenizer:
         left_out = {x["content"] for x in added if x["id"] >= rows and x["special"] and x["id"] not in ends}
         ids = vocab.items() if isinstance(vocab, dict) else ((piece[0], i) for i, piece in enumerate(vocab))
         sections = {"added_tokens": [(x["content"], x["id"]) for x in added], "model.vocab": [*ids]}
-        # A token with an id beyond the rows must be unused: only added tokens can be left out.
+        # An id beyond the rows has no embedding: its token must be an added special one, which can be left out.
         used = {name: (i, section) for section, all_ in sections.items() for name, i in all_ if i >= rows}
         if kept := [
             f"{name!r} (id {i}{', an end of texts' if i in ends else ''}) of {section}"
@@ -98,6 +98,7 @@ class HuggingFaceTokenizer:
                 f"{rows} rows of embeddings for {self.vocab_size} tokens: delete {', '.join(kept[:_LISTED])}{more} "
                 "from tokenizer.json, or give config.json the vocab_size of the weights if they have more rows"
             )
+        # Take the tokens out of all lists, and padding, which may refer to one of them.
         content["added_tokens"] = [x for x in added if x["content"] not in left_out]
         pieces = [x for x in vocab if (x if isinstance(vocab, dict) else x[0]) not in left_out]
         content["model"]["vocab"] = {x: vocab[x] for x in pieces} if isinstance(vocab, dict) else pieces
@@ -152,6 +153,7 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     names = (folder / "tokenizer_config.json", folder / "config.json")
     words, ids = (read_json(name) if name.exists() else {} for name in names)
+    # Prefer what the model's files say; without any, look for special tokens of usual names.
     begin, end = (_special(words, ids, name) for name in _USUAL)
     content = read_json(file)
     if end is None and not words and not ids:
@@ -191,6 +193,7 @@ def _usual(tokenizer: dict[str, Any], names: Sequence[str]) -> str | None:
 
 def _special(words: Any, ids: Any, name: str) -> str | int | None:
     """Begin- or end-of-text, as a token or an id; the first of several."""
+    # The files write it as text, as an id, as a list of ids, or as an object with its text.
     token = words.get(f"{name}_token") or ids.get(f"{name}_token_id")
     if isinstance(token, list) and token:
         token = token[0]

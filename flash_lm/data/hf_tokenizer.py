@@ -60,6 +60,7 @@ def to_hugging_face(tokenizer: OurTokenizer) -> Tokenizer | str:
 
 def _convert_bytes() -> Tokenizer:
     """Bytes are never merged."""
+    # Without merges, the byte fallback spells every character in bytes.
     vocab = {name: i for i, name in enumerate(SPECIALS)} | {byte_piece(b): len(SPECIALS) + b for b in range(256)}
     converted = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
     converted.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])

@@ -27,6 +27,7 @@ def explain_errors(config: DataConfig) -> Iterator[None]:
     import datasets  # noqa: PLC0415 (slow to import)
     from datasets.exceptions import DatasetNotFoundError, DatasetsError  # noqa: PLC0415
 
+    # Errors name the key that the user has set.
     source = f"data.name={config.name}" if config.name else f"data.path={config.path}"
     datasets.logging.set_verbosity(logging.CRITICAL + 1)
     if not config.name:  # a download should show its progress

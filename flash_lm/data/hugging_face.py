@@ -147,6 +147,7 @@ class StreamedCorpus:
         elif split == WHOLE:
             texts = _texts(self._config, self._splits["train"])
         elif split in self._missing:
+            # Held-out documents are chosen by their hash, up to a fixed number.
             every = _texts(self._config, self._splits["train"])
             mine = (text for text in every if _bucket(text) == self._missing.index(split))
             texts = itertools.islice(mine, _STREAM_HELD_OUT)
@@ -316,6 +317,7 @@ def _file_hash(path: str) -> str:
 
 def _hold_out(splits: dict[str, Dataset], missing: list[str], documents: np.ndarray) -> dict[str, Dataset]:
     """Documents held out of the training split for each missing one, spread evenly over its rows that have text."""
+    # Held-out documents are dealt in turn, so that each split covers all of the data set.
     rows = splits["train"]
     each = min(max(1, round(_HELD_OUT * len(documents))), _MOST_HELD_OUT)
     if len(documents) <= len(missing) * each:
@@ -333,6 +335,7 @@ def _check_columns(config: DataConfig, split: str, first: FirstRow) -> None:
     Raises:
         InputError: one does not, or the split has no row.
     """
+    # A split without rows has no columns to check.
     row, features = first
     if row is None:
         raise InputError(f"the {split} split of the data set is empty: choose another --config.data.split")
@@ -347,6 +350,7 @@ def _check_columns(config: DataConfig, split: str, first: FirstRow) -> None:
                 else f"no column {column} of text"
             )
             raise InputError(f"{what} in the {split} split of the data set: {advice}")
+    # Labels are integers, text or truth values.
     if config.label_column:
         kinds = [name for name, feature in features.items() if getattr(feature, "dtype", "") in _LABEL_TYPES]
         if config.label_column not in kinds:

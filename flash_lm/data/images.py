@@ -1,4 +1,4 @@
-"""Images as rows of pixels, one byte a token, from MNIST's idx files or from a data set of the hub.
+"""Images as rows of pixels, one byte per token, from MNIST's idx files or from a data set of the hub.
 
 A row is <s> and all pixels from the first line to the last (a pixel's channels follow each other); each value is
 predicted from those before it, or all of them together predict the image's label. Images may also be files in a folder,
@@ -82,6 +82,7 @@ def images(config: DataConfig, options: ImageOptions) -> ExampleCorpus:
     if len(pixels["train"]) < _HELD_OUT:
         raise InputError(f"{loaded.name} has {len(pixels['train'])} images to train on: give {_HELD_OUT} or more")
     if "validation" not in pixels:
+        # Held-out images are spread evenly if the images are sorted by label.
         held = _held_out(len(pixels["train"]), loaded.sorted)
         for arrays in (pixels, labels) if labels else (pixels,):
             arrays["train"], arrays["validation"] = arrays["train"][~held], arrays["train"][held]
@@ -107,6 +108,7 @@ def _load_from_folder(config: DataConfig, options: ImageOptions) -> _LoadedImage
     if (folder / "train").is_dir():
         loaded = _load_dataset(f"data.path={config.path}", folder.name, options, "imagefolder", data_dir=str(folder))
         return loaded._replace(sorted=True)
+    # Otherwise the folder has MNIST's idx files; labels are optional.
     pixels, labels = {}, {}
     for split, name in _FILES.items():
         pixels[split] = _read_idx(folder, name.format(_IMAGES), dimensions=3)
@@ -132,6 +134,7 @@ def _check_one_size(where: str, shapes: set[tuple[int, ...]]) -> None:
 
 def _read_idx(folder: pathlib.Path, name: str, dimensions: int) -> np.ndarray:
     """Reads an array of bytes from an idx file, which may be compressed."""
+    # The header has two zeros, the type, the number of dimensions, and the sizes as big-endian int32.
     header = 4 + 4 * dimensions
     for file, opened in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
         if not file.exists():

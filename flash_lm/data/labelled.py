@@ -54,6 +54,7 @@ def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> Tokenized
 def _sample_share(text: TokenizedText, share: float) -> TokenizedText:
     """A share of the labelled texts, at least one, drawn at random; a smaller share is part of a larger one."""
     labels, each = _labels_of(text), texts_of_label(text)
+    # A prefix of one fixed permutation, so that shares are nested.
     chosen = np.random.default_rng(0).permutation(len(labels))[: max(1, round(share * len(labels)))]
     documents = (chosen[:, None] * each + np.arange(each)).ravel()
     kept = [text.tokens[text.starts[i] : text.starts[i + 1]] for i in documents]
@@ -101,6 +102,7 @@ def sizes_in_row(sizes: Sequence[int] | np.ndarray, length: int) -> list[int]:
     """How many tokens of one text, or of each of two, fit into a row: the longer one gives first."""
     if len(sizes) == 1:
         return [min(sizes[0], length)]
+    # Cut the longer text first, until both have half of the row.
     first, second = sizes
     kept = min(first, max(length - length // 2, length - second))
     return [kept, min(second, length - kept)]

@@ -113,6 +113,7 @@ def _has_card(path: pathlib.Path) -> bool:
 
 
 def _kind(config: DataConfig, path: pathlib.Path, files: Sequence[str]) -> str:
+    # One known format decides, whatever else lies in a folder; a file or a glob must match it alone.
     endings = {_ending(file) for file in files}
     known = endings & _KINDS.keys()
     kinds = {_KINDS[ending] for ending in known}
@@ -120,6 +121,7 @@ def _kind(config: DataConfig, path: pathlib.Path, files: Sequence[str]) -> str:
         if others := [file for file in files if _ending(file) not in _KINDS]:
             warn_once(f"files of other kinds are left out: {len(others)}, such as {others[0]}")
         return kinds.pop()
+    # Otherwise say which files were matched, and what to do.
     if not files:
         raise InputError(f"no file matches data.path={config.path}: give an existing folder, file or glob")
     if len(kinds) > 1:

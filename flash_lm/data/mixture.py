@@ -61,6 +61,7 @@ class MixedRows:
 
 def configs_of_parts(config: DataConfig) -> dict[str, DataConfig]:
     """The config of each part of `data.mixture` by its name: the last name of its path, or all of it if two agree."""
+    # Short names are used only if they are unique.
     sources = [source for source, _ in config.mixture]
     short = [_name(source) for source in sources]
     names = short if len(set(short)) == len(short) else sources
@@ -78,6 +79,7 @@ def parts_of(text: TokenizedText) -> list[TokenizedText]:
 
 def _source_config(config: DataConfig, source: str) -> DataConfig:
     """The config of one source: a file, folder or glob, or with data.corpus=hf a data set on the hub."""
+    # With data.corpus=hf, a source that is no local path is a data set on the hub.
     path = os.path.expanduser(source)
     local = config.corpus != "hf" or os.path.exists(path) or glob.has_magic(path) or os.path.isabs(path)
     keys = {"path": source, "name": None} if local else {"path": None, "name": source}

@@ -33,7 +33,7 @@ _OPEN_ROWS = 64  # that the packer keeps open at a time
 
 
 class StreamRows:
-    """Packs documents joined and cut to length, one segment a row, as in the papers. Only the last row has padding."""
+    """Packs documents joined and cut to length, one segment per row; only the last row may have padding."""
 
     def __init__(self, store: TokenizedText, length: int, begin: int):
         """Packs a split; `begin` is the id of begin-of-text, which is never a target."""
@@ -77,6 +77,7 @@ class DocumentRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
+        # Segments follow each other; padding keeps segment 0.
         arrays, offset = empty_row(self._length), 0
         for number, i in enumerate(range(self._bounds[row], self._bounds[row + 1]), start=1):
             start, size = self._starts[i], self._sizes[i]
@@ -111,6 +112,7 @@ def _segments(document_starts: np.ndarray, length: int) -> tuple[np.ndarray, np.
 
 def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
     """The row of each segment: the open row that it fills best, or a new one. The order is fixed, so the result is."""
+    # Open rows are sorted by the room that is left, so that the best fit is the first one with enough room.
     rows = np.empty(len(sizes), np.int64)
     open_rows: list[tuple[int, int]] = []  # (room, row), sorted
     count = 0

@@ -58,6 +58,7 @@ class SourceRows:
         self._examples, self._length = examples, length
         if isinstance(examples, TextPairs):
             return
+        # One example stands for all of a corpus: its prefix must end with begin-of-text.
         ids, prefix, targets, _ = examples.example(0, 2 * length)
         if targets is not None or prefix < 2 or ids[prefix - 1] != begin:
             raise InputError(
@@ -77,6 +78,7 @@ class SourceRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
+        # Source and target are cut to a row each; the target is shifted by one token.
         source, target = self._parts(row)
         source, target = source[: self._length], target[: self._length + 1]
         arrays, count = row_of(target[:-1], self._length), len(target) - 1

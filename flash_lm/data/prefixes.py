@@ -12,13 +12,14 @@ from flash_lm.data.packing import Row
 from flash_lm.errors import InputError
 
 
-def given_rows(row: Row, *key: int) -> Row:
+def example_prefix(row: Row, *key: int) -> Row:
     """Adds the prefix of an example to its row: the tokens before the first target. `key` is not used.
 
     Raises:
         InputError: nothing but begin-of-text is.
     """
     del key
+    # The token before the first target predicts it, so it is still part of the prefix.
     asked = np.flatnonzero(row["loss_mask_BxL"])
     prefix = asked[0] + 1 if len(asked) else 0
     if prefix == 1:
@@ -29,7 +30,7 @@ def given_rows(row: Row, *key: int) -> Row:
     return row | {"prefix_BxL": np.full(len(row["inputs_BxL"]), prefix, np.int32)}
 
 
-def split_rows(row: Row, *key: int) -> Row:
+def random_prefixes(row: Row, *key: int) -> Row:
     """Adds prefixes to a row of text: splits each document at random, with a token or more on either side.
 
     Args:
@@ -38,6 +39,7 @@ def split_rows(row: Row, *key: int) -> Row:
     """
     # The key's length is included, since a seed sequence ignores zeros at its end: (5, 1) would equal (5, 1, 0).
     draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
+    # Draw a split for each document, but not for padding.
     segment_ids = row["segment_ids_BxL"]
     prefix = np.zeros_like(segment_ids)
     bounds = np.flatnonzero(np.diff(segment_ids, prepend=-1, append=-1))

@@ -89,6 +89,7 @@ class Recalled:
         pairs = inputs * self._words + targets
         # Words that training does not have make no frequent pair, and no pair of theirs may look like one.
         frequent = (targets < self._words) & _is_in(pairs, self._frequent)
+        # The first occurrence of a pair in its document cannot be recalled.
         first = np.zeros(len(inputs), bool)
         in_document = np.stack([row["segment_ids_BxL"], inputs, targets])
         first[np.unique(in_document, axis=1, return_index=True)[1]] = True
@@ -142,6 +143,7 @@ def position_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     del corpus, split, rare
 
     def slices_of(rows: Rows) -> Slices:
+        # Each slice is as long as all before it, from a shortest first one on.
         begins, length = [0], len(rows[0]["inputs_BxL"])
         while (after := max(_FIRST_POSITIONS, 2 * begins[-1])) < length:
             begins.append(after)
@@ -182,6 +184,7 @@ def together(kinds: Collection[Slices]) -> Slices:
 
     def masks(number: int, row: Row) -> np.ndarray:
         masks_of_kinds = [kind.masks(number, row) for kind in kinds]
+        # Masks of a column hold for all targets of the row.
         length = max(x.shape[1] for x in masks_of_kinds)
         return np.concatenate([np.broadcast_to(x, (len(x), length)) for x in masks_of_kinds])
 

@@ -29,6 +29,7 @@ def load_splits(config: DataConfig, known: OwnCorpus | None = None, *, unsplit: 
     Raises:
         InputError: the corpus cannot be loaded, or it is empty.
     """
+    # Examples have tokens already; text comes from the token cache, and becomes pairs or gets labels.
     kind = CORPORA[config.corpus]
     if kind.examples:
         return kind.load(config, known, *(config[section] for section in kind.sections))

@@ -85,6 +85,7 @@ class StreamedBatches:
 
     def _all_rows(self, position: dict[str, Any]) -> Iterator[tuple[Row, dict[str, Any]]]:
         """Each row with the position after it."""
+        # A thread reads and packs the next window during the steps of this one.
         windows, first = self._windows(position), position["row"]
         pool = ThreadPoolExecutor(1)
         try:
@@ -104,6 +105,7 @@ class StreamedBatches:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _windows(self, position: dict[str, Any]) -> Iterator[_Window]:
+        # Go back to the start of the buffer, and skip the windows that were used.
         epoch, wanted, before = position["epoch"], position["window"], position["stream"]
         number = position["buffer"]
         if before is not None:

@@ -12,7 +12,7 @@ from flash_lm.data.answers import ANSWERS, CONTINUE, FILL_IN, LABEL, Answers
 from flash_lm.data.given import BEFORE, GIVEN, PREFIX, SOURCE, Given
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import Row
-from flash_lm.data.prefixes import given_rows, split_rows
+from flash_lm.data.prefixes import example_prefix, random_prefixes
 from flash_lm.errors import InputError
 
 
@@ -118,7 +118,7 @@ def _masked_rows(tokenizer: Any, config: DataConfig, options: MaskingOptions) ->
 
 
 def _prefixed_rows(tokenizer: Any, config: DataConfig) -> Callable[..., Row]:
-    return given_rows if config.pack == "examples" else split_rows
+    return example_prefix if config.pack == "examples" else random_prefixes
 
 
 NEXT_TOKEN = Task(causal=True, answers=CONTINUE)

@@ -137,6 +137,7 @@ def _content(file: DataFile) -> _Content:
     """Reads a file once; a byte order mark at its start is no text."""
     digest, size = hashlib.sha256(), 0
     try:
+        # Hash in blocks, so that a file need not fit into memory.
         with _open(file.path) as opened:
             mark = len(codecs.BOM_UTF8) if opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
             opened.seek(mark)
@@ -168,6 +169,7 @@ def _deal_files(contents: list[_Content], missing: list[str]) -> dict[str, list[
     distinct = sorted({content.digest for content in contents})
     if len(distinct) <= len(missing):
         return None
+    # The last hashes are held out; files of equal content have one hash, so they go to the same split.
     held_out = max(1, round(_HELD_OUT * len(distinct)))
     order = {digest: i - (len(distinct) - len(missing) * held_out) for i, digest in enumerate(distinct)}
     spans: dict[str, list[Span]] = {split: [] for split in ("train", *missing)}
@@ -201,6 +203,7 @@ def _line_start(path: str, offset: int) -> int:
 
 
 def _read(span: Span) -> Iterator[str]:
+    # Blocks are decoded incrementally, and cut at the last line end; what is after it waits for the next block.
     decoder = codecs.getincrementaldecoder("utf-8")()
     position, rest = span.start, ""
     with _open(span.path) as file:

@@ -1,4 +1,4 @@
-"""The token cache: a corpus as one memory-mapped array of tokens a split, keyed by content and written atomically."""
+"""The token cache: a corpus as one memory-mapped array of tokens per split, keyed by content and written atomically."""
 
 import contextlib
 import dataclasses
@@ -175,6 +175,7 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
             "data.tokenizer=hf needs an existing tokenizer: name its folder with --config.data.tokenizer_path, or a "
             "model with --config.train.init_from"
         )
+    # An existing tokenizer is read, not trained.
     if config.tokenizer_path:
         path = pathlib.Path(os.path.expanduser(config.tokenizer_path))
         if config.tokenizer == "hf":
@@ -183,6 +184,7 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
             return SentencePieceTokenizer(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
+    # Otherwise SentencePiece is trained once per corpus and vocabulary size.
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {config.vocab_size}".encode()).hexdigest()[:16]
     folder = cache / f"tokenizer-{corpus.name}-{key}"
 
@@ -194,6 +196,7 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
 
 def _training_lines(corpus: Corpus) -> Iterator[str]:
     """Lines spread evenly over the training split, or the first lines of a stream."""
+    # Every n-th line, so that about as many bytes are read as the trainer gets, from all of the corpus.
     every = -(-(corpus.size("train") or 1) // _TRAINING_BYTES)
     lines = itertools.chain.from_iterable(piece.text.splitlines(keepends=True) for piece in corpus.pieces("train"))
     taken = 0
@@ -210,6 +213,7 @@ def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.
     dtype = _dtype(tokenizer)
     with open(folder / f"{split}.tokens", "wb") as file:
         starts, counts = encode(_batches(corpus, split), tokenizer, lambda ids: file.write(ids.astype(dtype).tobytes()))
+    # Every part of a mixture must have documents.
     named = list(corpus.parts) if isinstance(corpus, MixedCorpus) else [corpus.name]
     documents = counts.get("part_documents", [len(starts) - 1])
     empty = [name for name, count in itertools.zip_longest(named, documents) if not count]

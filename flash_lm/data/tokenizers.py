@@ -63,6 +63,7 @@ class SentencePieceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, without special tokens."""
+        # Encode all texts at once, and again those with characters that SentencePiece would not restore.
         ids = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
         arrays = [np.asarray(x, np.int32) for x in ids]
         for i, text in enumerate(texts):

@@ -62,6 +62,7 @@ class Bigrams:
         key = (_DRAWS, SPLITS.index(self._split), number)
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
         count = self._options.symbols
+        # The rule of this row: the distribution of successors of each symbol.
         rule = draw.dirichlet(np.full(count, self._options.concentration), count)
         # Rounding may leave the last sum below one.
         bounds, quantiles = np.minimum(rule.cumsum(axis=1), 1.0), draw.random(length)

@@ -107,6 +107,7 @@ class ListOps:
 
 def _grow(symbols: list[str], depth: int, draw: Callable[[], float], options: ListOpsOptions) -> int | None:
     """Adds a node at this depth to the symbols; returns its value, or None as soon as there are too many symbols."""
+    # Nodes at the greatest depth are digits, and so is a share of the others.
     if depth >= options.depth or draw() >= _OPERATIONS:
         symbols.append(str(_below(10, draw)))
         return int(symbols[-1])

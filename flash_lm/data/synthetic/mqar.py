@@ -106,12 +106,14 @@ class Recall:
         del length
         length, pairs, _ = self._parts[bisect.bisect_right(self._ends, number)]
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((_DRAWS, self._split, number))))
+        # Bindings of keys to values, and queries after them, drawn by a power law of the distance.
         half = self._options.words // 2
         keys = 1 + draw.choice(half - 1, pairs, replace=False)
         values = half + draw.choice(self._options.words - half, pairs, replace=False)
         gaps = np.arange((length - 2 * pairs) // 2)
         likely = (gaps + 1.0) ** (self._options.power - 1)
         asked_at = 2 * pairs + 2 * draw.choice(gaps, pairs, replace=False, p=likely / likely.sum())
+        # Keys alternate with values at the start; queries are at even positions after them.
         filler = draw.integers(self._options.words, size=length) if self._options.random_filler else _FILLER
         ids, targets = np.full(length, filler, np.int32), np.full(length, NO_TARGET, np.int32)
         ids[: 2 * pairs : 2], ids[1 : 2 * pairs : 2] = keys, values

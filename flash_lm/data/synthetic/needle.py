@@ -109,6 +109,7 @@ def needle(config: DataConfig, options: NeedleOptions) -> ExampleCorpus:
     Raises:
         InputError: no such text, or rows are too short for the needles.
     """
+    # Rows are cut from the first megabytes of each split.
     source = text_files(config) if config.path else stdlib(config)
     splits = {}
     for split in SPLITS:
