@@ -103,6 +103,7 @@ class DataConfig(Group, name="data"):
             sentences.append(
                 f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
             )
+        # Examples and pairs fill rows by themselves, and text is packed.
         kind = CORPORA[self.corpus]
         if self.pairs and self.mixture:
             sentences.append("data.mixture mixes texts: leave data.pair_column open, or name one place of pairs")

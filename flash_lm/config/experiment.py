@@ -153,13 +153,14 @@ def fill_open_keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _batch_tokens(length: Any, mesh: Mapping[str, Any], accumulate: Any) -> Any:
-    """The batch size in tokens: `BATCH_TOKENS`, or the next number of rows that the devices share evenly."""
+    """`BATCH_TOKENS`, rounded up to rows that devices and microbatches share evenly; as it is if keys are invalid."""
     import jax  # noqa: PLC0415 (only where the key is open)
 
     shape: Any = mesh.get("shape")
     if not (type(length) is type(accumulate) is int and length > 0 and accumulate > 0 and _is_shape(shape)):
         return BATCH_TOKENS  # and what is wrong is said elsewhere
     data, fsdp, _ = shape
+    # An axis of -1 takes the devices that are left.
     known = math.prod(size for size in shape if size > 0)
     of_rows = math.prod(size for size in (data, fsdp) if size > 0)
     parts = of_rows * (max(jax.device_count() // known, 1) if -1 in (data, fsdp) else 1) * accumulate
@@ -216,6 +217,7 @@ def add_sections(config: Any) -> None:
 
 def unread_keys(flat: Mapping[str, Any]) -> set[str]:
     """Keys read only by heads, tasks, corpora or optimizers other than those that a flat config selects."""
+    # Sections of entries that are not selected, unless the selected one has the same section.
     unread: set[str] = set()
     for table in (HEADS, TASKS, CORPORA, OPTIMIZERS):
         if (chosen := str(flat.get(table.key))) in table:

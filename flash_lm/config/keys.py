@@ -140,6 +140,7 @@ class Group:
 
     def put(self, name: str, value: Any) -> typing.Self:
         """A copy with another value of a key."""
+        # Groups are frozen: replace the key in its section, and the section in the group.
         *parents, last = name.split(".")
         if not parents:
             return dataclasses.replace(self, **{last: value})
@@ -212,6 +213,7 @@ def defaults(cls: type) -> ConfigDict:
 
 def upgrade(values: dict[str, Any], cls: type) -> dict[str, Any]:
     """Adds to a config the keys that are newer than it, at the values that match what its run did."""
+    # A key that the config lacks gets the value that runs had before the key existed.
     upgraded, fields = dict(values), {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
         if not dataclasses.is_dataclass(kind):
@@ -232,6 +234,7 @@ def identifying_keys(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
     Returns:
         `flat` without the keys at the value that a run has which does not name them.
     """
+    # A former name has the references of all keys that it became.
     references = {one.name: [one.reference] for one in keys(cls)}
     for former, names in RENAMED.items():
         references[former] = [value for name in names for value in references[name]]
@@ -314,6 +317,7 @@ def type_problems(values: Mapping[str, Any], cls: type, prefix: str = "") -> Ite
 
 def _wrong_in_float32(name: str, value: Any, rules: Iterable[Rule]) -> list[str]:
     """The problems of a good number once a device has rounded it to float32, where subnormal ones become 0."""
+    # Check the rules again for the value that the device will have.
     rounded = ctypes.c_float(value).value
     if math.isinf(rounded):
         return [f"{name}={value} is infinite in float32: it must be at most {_LARGEST_FLOAT32:.3g}"]
@@ -331,6 +335,7 @@ def unknown_key(prefix: str, name: str, known: list[str]) -> str:
         return f"{prefix}{name} is now {' and '.join(RENAMED[prefix + name])}: docs/keys.md lists the keys"
     if name in FOREIGN:
         return f"unknown key {prefix}{name}: did you mean {FOREIGN[name]}?"
+    # A key without its group, or a misspelt one.
     near = difflib.get_close_matches(name, known, n=1)
     elsewhere = [f"{group}.{name}" for group, cls in _GROUPS.items() if name in members(cls)]
     if elsewhere and not prefix:

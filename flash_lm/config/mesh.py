@@ -12,6 +12,7 @@ def _sharding_rules(rules: tuple) -> str | None:
     if len(rules) > MOST_REGEXES:
         return f"at most {MOST_REGEXES} rules"
     for rule in rules:
+        # A rule may be anything that a user writes, so its parts are checked in turn.
         why = ""
         try:
             regex, spec = rule

@@ -54,6 +54,7 @@ def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
 def override(config: ConfigDict, word: str) -> str | None:
     """Applies one --config.key=value; returns what is wrong with it, if anything."""
     name, equals, text = word.partition("=")
+    # Words that are no override may be one without its prefix.
     if not name.startswith("--config.") or not equals:
         group, dot, _ = name.removeprefix("--").partition(".")
         if equals and dot and group in config:

@@ -52,6 +52,7 @@ def check_plugins(names: Iterable[str], folder: pathlib.Path) -> None:
     if wrong := [name for name in names if not all(part.isidentifier() for part in name.split("."))]:
         # Nobody should copy such a name from an error into a command line.
         raise InputError(f"{folder} asks for plugins={wrong[0]!r:.80}, which is no module: restore its config.json")
+    # A config that somebody else may have written runs no code by itself.
     if missing := [name for name in names if name not in _named]:
         asked = ",".join(missing)[:_LONGEST]
         line = (

@@ -26,6 +26,7 @@ def regex_problem(regex: Any) -> str | None:
         return f"is not a regex ({error})"
     if re.search(r"\\[1-9]", regex):
         return "refers back to a group"
+    # With every escape and class as one character, the remaining signs are operators.
     plain = _ONE_CHARACTER.sub("x", regex)
     if wrong := [why for pattern, why in _NEVER.items() if re.search(pattern, plain)]:
         return wrong[0]
@@ -36,6 +37,7 @@ def regex_problem(regex: Any) -> str | None:
 
 def _ways(plain: str) -> int:
     """An upper bound on the number of ways through the alternatives and optional parts of a regex."""
+    # The number of alternatives of each group, and 2 for each optional part, of which the product is taken.
     open_, closed = [1], []
     for before, sign in zip(" " + plain, plain, strict=False):
         if sign == "(":

@@ -35,12 +35,14 @@ def rename(values: dict[str, Any]) -> dict[str, Any]:
     """Renames former names of keys to those of today, in a config as nested dicts of plain values."""
     values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     for former, names in RENAMED.items():
+        # Take the value out at the former name, if the config has it.
         *parents, last = former.split(".")
         level = values
         for parent in parents:
             level = level.get(parent, {})
         if last not in level:
             continue
+        # Put it at all names of today that have no value yet.
         value = level.pop(last)
         for name in names:
             *parents, last = name.split(".")
