@@ -30,6 +30,7 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
     Raises:
         InputError: no cluster was detected, or the other hosts do not connect.
     """
+    # A cluster that JAX knows needs no arguments; without one, it raises.
     _keep_output_ours()
     try:
         jax.distributed.initialize(
@@ -52,6 +53,7 @@ def _keep_output_ours() -> None:
     ours = sys.stdout
     if ours is not sys.__stdout__ or not isinstance(ours, io.TextIOWrapper):  # it goes elsewhere, as in a notebook
         return
+    # Keep our output on a copy of file 1, and let file 1 lead to standard error.
     ours.flush()
     buffering = 1 if ours.line_buffering or ours.write_through else -1
     sys.stdout = os.fdopen(os.dup(1), "w", buffering, encoding=ours.encoding, errors=ours.errors)
@@ -110,7 +112,7 @@ class StopOfAllHosts:
             return self._should_stop()
         if step < self._asks_at:
             return False
-        # Ask again after about the same time on all hosts, by the time of the slowest.
+        # Ask, and agree on the next step to ask at, from the slowest host's time per step.
         answers = of_all_hosts([self._should_stop(), seconds])
         slowest, (before, then) = max(time for _, time in answers), self._asked
         a_step = (slowest - then) / max(step - before, 1)

@@ -20,6 +20,7 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    # Walk down level by level, without recursion.
     level = [value]
     for _ in range(_MOST_NESTED):
         inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))

@@ -17,6 +17,7 @@ def read_jsonl(path: pathlib.Path) -> list[Line]:
     Raises:
         InputError: another line is damaged.
     """
+    # A process that was killed may have left a part of a last line.
     content, lines = path.read_bytes(), []
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n"), start=1):
         try:

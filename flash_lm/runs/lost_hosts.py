@@ -54,6 +54,7 @@ def lost_hosts_reported() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
+        # Of two hosts it is the other one; of more, only the coordination service knows.
         if jax.process_count() == 2:
             _end_without(f"host {1 - jax.process_index()}")
         time.sleep(HEARTBEAT_S + 15)  # until the coordination service knows which one, and ends this process
@@ -77,6 +78,7 @@ class _Messages:
 
     def read(self, pipe: int) -> None:
         """Collects messages, and ends the process if one of them says that a host is gone."""
+        # A message may be split between blocks, so the last ones are searched together.
         recent = b""
         while block := os.read(pipe, 1 << 16):
             recent = (recent + block)[-(1 << 16) :]

@@ -22,6 +22,7 @@ def provenance(device_kind: str) -> dict[str, Any]:
     Args:
         device_kind: JAX's name for it; a CPU's model name is added.
     """
+    # Packages that are not installed are left out; outside of a repository, git answers nothing.
     versions = [f"python {platform.python_version()}"]
     for package in _PACKAGES:
         try:

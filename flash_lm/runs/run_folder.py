@@ -58,6 +58,7 @@ class RunFolder:
         """
         if not self.path.exists():
             return False
+        # Files that a run writes before its config do not count.
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else [self.path.name]
         names = [name for name in names if name not in _BEFORE_CONFIG]
         if not names:
@@ -150,6 +151,7 @@ def is_export(folder: pathlib.Path) -> bool:
 
 def run_hash(config: Mapping[str, Any]) -> str:
     """Hash of a config as nested dicts, without where its corpora and cache are; a key that is added later keeps it."""
+    # The shares of a mixture count, and where its sources are does not.
     flat = identifying_keys(flatten_dict(config, sep="."))
     if flat.get("data.tokens_per_batch") is None:  # on one device
         flat["data.tokens_per_batch"] = BATCH_TOKENS

@@ -49,6 +49,7 @@ def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
     check_local(text)
     if text.endswith(_EMA) and not pathlib.Path(text).is_dir():
         return run_name(text.removesuffix(_EMA))._replace(ema=True)
+    # An existing folder comes before a checkpoint of another one.
     folder, at, which = text.rpartition("@")
     if not at or "/" in which or pathlib.Path(text).is_dir():
         return RunName(pathlib.Path(text), NEWEST)
