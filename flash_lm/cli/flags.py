@@ -61,6 +61,7 @@ def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
     """
     from flash_lm.training.hub import downloaded  # noqa: PLC0415 (slow to import)
 
+    # Plugins may use JAX, so hosts are joined before them.
     name, meshes = downloaded(arguments.workdir), mesh_shapes(arguments.mesh, "--mesh")
     if len(meshes) > 1:
         raise InputError(f"--mesh={arguments.mesh} must be a single mesh of three numbers, such as 1,2,4")

@@ -70,6 +70,7 @@ def _continue_text(
     if set_["continuation"] is not None:
         (scored,) = generator.score([prompt], [set_["continuation"]])
         return iter([_json(scored) if as_json else f"log-probability {sum(scored.log_probs):.4f} nats\n"])
+    # A single sample is streamed; other answers are printed when all are complete.
     if isinstance(how, BeamSearch):
         answers = generator.search([prompt], max_tokens, how)[0][:samples]
     elif samples == 1 and not as_json:
@@ -93,6 +94,7 @@ def _second_lines(
     del set_  # its defaults are those of continuations
     if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
         raise InputError(f"a second line is as long as the first: couplets do not support --{', --'.join(wrong)}")
+    # Flags that are not set leave the writer's defaults.
     settings = {
         name: flags[key] for name, key in (("candidates", "samples"), ("seed", "seed")) if flags[key] is not None
     }

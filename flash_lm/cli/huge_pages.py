@@ -21,6 +21,7 @@ def use_huge_pages() -> None:
     chosen = any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ)
     if chosen or not _THP.is_file() or "[madvise]" not in _THP.read_text():
         return
+    # execv replaces the process, and with it a debugger in it.
     if watcher := watched_by():
         _log.info("not restarted with huge pages, because %s watches the process: steps on a CPU take longer", watcher)
         return

@@ -108,6 +108,7 @@ def read_config(path: str) -> ConfigDict:
     file, name = split_preset(path)
     module = load_module(file)
     presets: list[str] = list(getattr(module, "PRESETS", ()))
+    # FILE:NAME needs presets, and FILE alone a get_config without a name.
     if name is not None and (name or not presets):
         if not presets or not _takes(module.get_config, name):
             raise InputError(f"{file} has no presets, that is PRESETS and get_config(name): leave :{name} out")
@@ -155,6 +156,7 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
 
 def _nearest(path: str) -> str:
     """Advice on a missing config: the most similar config or preset of the package, or all configs."""
+    # Presets are suggested with their file; a config has priority over a preset of the same name.
     configs = packaged_configs()
     near_by = {preset: f"{name}:{preset}" for name, presets in reversed(configs.items()) for preset in presets}
     near_by |= {name: name for name in configs}
@@ -189,11 +191,13 @@ def _report_unread(config: Any, overrides: list[str]) -> None:
     from flash_lm.families.family import unread  # noqa: PLC0415 (slow to import)
 
     by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
+    # Keys of families that the model does not have.
     families = config.model.pattern or (config.model.family,)
     encoder = config.model.encoder.family
     cross = config.model.cross.kind if encoder else None
     if for_nothing := sorted(by_hand & unread([*families, *([encoder] if encoder else [])], cross)):
         _log.info("family %s does not read %s", "/".join(families), ", ".join(for_nothing))
+    # Keys of tasks, corpora, optimizers and heads that are not selected.
     chosen = {"task": config.task, "data.corpus": config.data.corpus, "train.optimizer": config.train.optimizer}
     if config.task in TASKS:
         chosen["model.head"] = config.model.head or TASKS[config.task].head
