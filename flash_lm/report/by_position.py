@@ -10,6 +10,7 @@ from flash_lm.runs.jsonl import Line
 
 def position_table(lines: Sequence[Line]) -> str:
     """A table with a row per run and a column per span of positions: perplexity with the rows before, and without."""
+    # Columns in the order in which the lines name spans.
     rows, columns = [], dict[str, tuple[str, str]]({"run": ("run", "{}")})
     for line in lines:
         row: Line = {"run": line["run"]}
@@ -31,6 +32,7 @@ def plot_by_position(lines: Sequence[Line], path: pathlib.Path) -> None:
             axes.set_axis_off()
         for axes, family in zip(grid.flat, families, strict=False):
             for i, line in enumerate(line for line in lines if line["family"] == family):
+                # A span is drawn at its middle.
                 spans = line["by_position"]
                 middles = [(span["from"] + span["to"]) / 2 for span in spans]
                 look = style(i) | {"markersize": 4}

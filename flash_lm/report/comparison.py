@@ -92,6 +92,7 @@ def _groups(results: list[Line]) -> Callable[[Line], Group]:
 
     Texts with the same name are distinguished by their hashes.
     """
+    # The hash is part of a text's name only where two texts share one.
     hashes = {(line["corpus"], line["corpus_hash"]) for line in results}
     counts = Counter(corpus for corpus, _ in hashes)
 
@@ -126,6 +127,7 @@ def _solved_at(workdir: pathlib.Path, result: Line) -> int | None:
     """The first step from which a run on examples got nearly all of them right."""
     if not _on_examples(result):
         return None
+    # The step after the last one below the bound, so that a curve that falls again does not count.
     curve = validation_curve(workdir)
     last_below = max((line["step"] for line in curve if line["accuracy"] < SOLVED), default=0)
     return min((line["step"] for line in curve if line["step"] > last_below), default=None)

@@ -53,6 +53,7 @@ def markdown_table(lines: Sequence[Line], columns: Columns = RUNS) -> str:
     """A Markdown table with one row per line; columns are aligned, so that it is readable in a terminal too."""
     cells = [[form.format(line[key]) if key in line else "" for key, form in columns.values()] for line in lines]
     rows = [list(columns), *cells]
+    # Text is aligned on the left, numbers on the right.
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     text = [form == "{}" for _, form in columns.values()]
     rule = [":" + "-" * (w - 1) if left else "-" * (w - 1) + ":" for w, left in zip(widths, text, strict=True)]

@@ -50,6 +50,7 @@ def write_page(
     if samples:
         parts.append(f"<h2>Samples</h2><p class=dim>Each continues: {text(prompt)}</p>")
         parts += [f"<h3>{text(label)}</h3><pre>{text(sample)}</pre>" for label, sample in samples.items()]
+    # Style and pictures are part of the file.
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
     head = f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head>"
     path.write_text(f"{head}<body>{''.join(parts)}</body></html>\n", encoding="utf-8")

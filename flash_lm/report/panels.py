@@ -127,6 +127,7 @@ def _name_ends(axes, ends: list[tuple[float, float, str, str]]) -> None:
     bottom, top = axes.get_ylim()
     height = lambda y: math.log(y / bottom) / math.log(top / bottom)
     ends = sorted(ends, key=lambda end: end[1])
+    # Push overlapping names apart.
     heights = [height(y) for _, y, _, _ in ends]
     for i in range(1, len(ends)):  # upwards, and back down where that has left the axes
         heights[i] = max(heights[i], heights[i - 1] + _NAME_HEIGHT)

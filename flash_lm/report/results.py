@@ -13,6 +13,7 @@ Run = str | os.PathLike[str] | RunName
 def labels(runs: Sequence[Run]) -> dict[str, RunName]:
     """Labels runs: by the folder's name, with as many parent folders as are needed to make labels unique."""
     names = dict.fromkeys(run_name(run) for run in runs)
+    # Labels that are not unique get one more parent folder each, until all are.
     depths, longest = dict.fromkeys(names, 1), max((len(x.workdir.absolute().parts) for x in names), default=0)
     while True:
         candidates = [_label(name, depth) for name, depth in depths.items()]
@@ -48,6 +49,7 @@ def _select_checkpoint(lines: list[Line], name: RunName) -> list[Line]:
     lines = [line for line in lines if line.get("ema", False) == name.ema]
     if name.which == BEST:
         return [line for line in lines if line.get("checkpoint") == BEST]
+    # The newest checkpoint is the one with the last step.
     step = name.which
     if step == NEWEST:
         lines = [line for line in lines if line.get("checkpoint", NEWEST) == NEWEST]

@@ -46,6 +46,7 @@ def _title(lines: list[Line]) -> str:
 
 def _row(best: Line, lines: list[Line]) -> Line:
     lines_of_model = [line for line in lines if line["model"] == best["model"]]
+    # The neighbours of the best value in the last round show how much it matters.
     last = sorted((x for x in lines_of_model if x["round"] == best["round"]), key=lambda line: line["value"])
     index = [line["value"] for line in last].index(best["value"])
     row = {name: best[name] for name in ("model", "value", "loss") if name in best} | {"runs": len(lines_of_model)}
