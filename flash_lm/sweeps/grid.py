@@ -96,6 +96,7 @@ def check_runs(config: ConfigDict, runs: Runs) -> None:
 
 def problem_of(config: ConfigDict) -> str | None:
     """The problem of a config on these devices, on one line; None if it has none."""
+    # Also what only a device mesh shows, such as rows that it cannot share.
     try:
         parsed = complete_config(parse(config))
         check_batch(make_mesh(parsed.mesh), parsed.data.batch_size, parsed.train.accumulate)
@@ -139,6 +140,7 @@ def run_study(
             break
         folder, run_config = workdir / name, changed(config, changes)
         parsed = parse(run_config)
+        # A run is done when it has been scored at all lengths after its last step.
         asked = list(lengths) or [parsed.data.length]
         if is_done(folder, split, parsed.train.steps, asked, parsed.train.stop_accuracy):
             print(f"run {number} of {len(runs)}, {name}: already done", flush=True)

@@ -86,6 +86,7 @@ def best_values(lines: list[Line]) -> list[Line]:
     best_lines = []
     for model in dict.fromkeys(line["model"] for line in lines):
         lines_of_model = [line for line in lines if line["model"] == model]
+        # The best value of the last round, and whether the grid has values on both of its sides.
         last = {line["value"]: line for line in lines_of_model if line["round"] == len(_PARTS)}
         first = [line["value"] for line in lines_of_model][: 2 * _FIRST + 1]
         best = min(last, key=lambda value: last[value].get("loss", math.inf))
@@ -105,6 +106,7 @@ def _train_values(
     should_stop: Callable[[], bool],
 ) -> list[Line]:
     """Trains a model at several values, and returns a line for each."""
+    # Tokens are part of a run's name, so that rounds do not share folders.
     tokens = changes["train.tokens"]
     names = [f"{model},{key}={value:g},tokens={tokens}" for value in values]
     runs = {name: {**changes, key: value} for name, value in zip(names, values, strict=True)}
