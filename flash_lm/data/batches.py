@@ -101,7 +101,7 @@ class FixedRows:
 
 
 class _Mixed(grain.MapDataset):
-    """Interleaves endless parts in fixed shares, without chance: of the first n elements each has its share, to about 1.
+    """Interleaves endless parts in fixed shares, without chance: of the first n elements each has its share, ± about 1.
 
     The first part gets its share of all, rounded to the nearest, the next one its share of those that are left, and so
     on. Shares are read as the decimal numbers that they are written as, so that no rounding adds up.

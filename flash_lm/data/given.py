@@ -77,7 +77,7 @@ class Given:
         return None
 
     def both_ways(self, lengths: Any) -> Any:
-        """How many tokens of prompts of these lengths see all others of them; None: those before them alone."""
+        """The number of tokens with bidirectional attention, of prompts of these lengths; None: all are causal."""
         return None
 
 

@@ -97,7 +97,7 @@ def images(config: DataConfig, options: ImageOptions) -> ExampleCorpus:
 
 
 def _held_out(count: int, spread: bool) -> np.ndarray:
-    """Which training images are for validation, (count,) bool: the last ones, or some that are spread evenly."""
+    """A mask of the training images for validation, (count,) bool: the last ones, or some that are spread evenly."""
     held, size = np.zeros(count, bool), count // _HELD_OUT
     held[np.linspace(0, count - 1, size).astype(np.int64) if spread else np.arange(count - size, count)] = True
     return held

@@ -99,7 +99,7 @@ class LabelledText:
 
 
 def sizes_in_row(sizes: Sequence[int] | np.ndarray, length: int) -> list[int]:
-    """How many tokens of one text, or of each of two, fit into a row: the longer one gives first."""
+    """The number of tokens of one text, or of each of two, that fit into a row: the longer one is cut first."""
     if len(sizes) == 1:
         return [min(sizes[0], length)]
     # Cut the longer text first, until both have half of the row.

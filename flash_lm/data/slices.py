@@ -97,7 +97,7 @@ class Recalled:
 
 
 def _is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Which values are among sorted ones; `np.isin` would sort them again for every row."""
+    """Whether values are among sorted ones; `np.isin` would sort them again for every row."""
     indices = np.searchsorted(known, values)
     return (indices < len(known)) & (known[np.minimum(indices, len(known) - 1)] == values) if len(known) else values < 0
 

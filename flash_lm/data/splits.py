@@ -40,7 +40,7 @@ def load_splits(config: DataConfig, known: OwnCorpus | None = None, *, unsplit: 
 
 
 def split_sizes(corpus: Splits) -> str:
-    """How much each split has, for a person."""
+    """Describes the size of each split, for a person."""
     return "; ".join(f"{split} {_size(corpus.splits.get(split))}" for split in SPLITS)
 
 

@@ -31,7 +31,7 @@ class RunName(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """What follows the folder."""
+        """The part of the name after the folder."""
         return ("" if self.which == NEWEST else f"@{self.which}") + _EMA * self.ema
 
 
