@@ -39,14 +39,14 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Continues a prompt with a run's checkpoint, fills in [MASK]s, or answers the first line of a couplet."""
     arguments = flags().parse_args(argv)
-    from flash_lm.cli.generate_output import printed
+    from flash_lm.cli.generate_output import render_output
     from flash_lm.runs.hosts import is_first
     from flash_lm.runs.lost_hosts import lost_hosts_reported
 
     prompt, asked = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
     asked["workdir"], asked["mesh"] = run_of(arguments)
     with lost_hosts_reported():
-        for text in printed(prompt, asked):  # on every host
+        for text in render_output(prompt, asked):  # on every host
             if is_first():
                 print(text, end="", flush=True)
 

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     With --tune it finds the best value of a key for each of these runs instead, and writes table.md and tuning.png.
     """
     arguments, overrides = flags().parse_known_args(argv)
-    from flash_lm.sweeps.grid import in_workdir
+    from flash_lm.sweeps.grid import resolve_workdir
     from flash_lm.training.interrupt import stop_on_signal
 
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # else every run would log the keys that its family ignores
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
         raise InputError(f"{workdir} contains a single run: choose another --workdir")
     set_cache(arguments)
     with stop_on_signal() as should_stop:
-        (_tune if arguments.tune else _score)(arguments, config, in_workdir(runs, workdir), workdir, should_stop)
+        (_tune if arguments.tune else _score)(arguments, config, resolve_workdir(runs, workdir), workdir, should_stop)
 
 
 def _runs(arguments: argparse.Namespace, config: Any) -> Runs:

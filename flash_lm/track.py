@@ -26,7 +26,7 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Replays the metrics of runs into a tracker: each run with its config, its steps and its splits."""
     arguments = flags().parse_args(argv)
-    from flash_lm.config.experiment import filled
+    from flash_lm.config.experiment import fill_open_keys
     from flash_lm.report.results import labels
     from flash_lm.runs.jsonl import read_lines
     from flash_lm.runs.run_folder import RunFolder
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     except ImportError:
         raise missing_package(arguments.to, arguments.to) from None
     for label, lines in metrics.items():
-        config = filled(RunFolder(names[label].workdir).config.to_dict())
+        config = fill_open_keys(RunFolder(names[label].workdir).config.to_dict())
         _replay(tracker, arguments.project, label, config, lines)
         print(f"{names[label]}: {len(lines)} lines to project {arguments.project} of {arguments.to}, as {label}")
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from flash_lm.cli.flags import add_plugins_flag, use_plugins
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
-from flash_lm.config.experiment import filled
+from flash_lm.config.experiment import fill_open_keys
 from flash_lm.errors import InputError
 from flash_lm.report.comparison import write_comparison
 from flash_lm.report.page import write_page
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     pictures = [path for path in (out / "curves.png", out / "accuracy.png") if path.exists()]
     title = f"{len(arguments.workdirs)} runs on the {arguments.split} split"
     names = labels(arguments.workdirs)
-    configs = {label: filled(RunFolder(name.workdir).config.to_dict()) for label, name in names.items()}
+    configs = {label: fill_open_keys(RunFolder(name.workdir).config.to_dict()) for label, name in names.items()}
     write_page(out / "index.html", title, text, pictures, configs, samples, arguments.prompt)
     print(f"\n{text}\n\ncurves: {out / 'curves.png'}\npage: {out / 'index.html'}")
 

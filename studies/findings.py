@@ -10,7 +10,7 @@ import statistics
 import tomllib
 
 from flash_lm.errors import InputError
-from flash_lm.report.marked_blocks import replaced
+from flash_lm.report.marked_blocks import replace_block
 from flash_lm.runs.jsonl import Line, read_lines
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 from studies.protocol.hypotheses import Hypothesis, step_name, timed_steps
@@ -247,7 +247,7 @@ def page(before: str, results: Results) -> str:
     known = figures(results)
     for name in ("caption", "findings"):
         sentences = (HERE / f"{name}.md").read_text(encoding="utf-8").rstrip()
-        before = replaced(before, name, "python -m studies report", sentences.format(**known))
+        before = replace_block(before, name, "python -m studies report", sentences.format(**known))
     return before
 
 

@@ -12,7 +12,7 @@ import pytest
 from small import ROOT
 
 from flash_lm.errors import InputError
-from flash_lm.report.marked_blocks import replaced
+from flash_lm.report.marked_blocks import replace_block
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
 from studies.findings import GPU, SUMMARY, VERDICTS, Results, figures, page, ratios_on_gpu
 from studies.protocol.ratios import NoFigureError
@@ -190,10 +190,10 @@ MARKED = "a\n<!-- x: written by y -->\nold\n<!-- end of x -->\nb\n"
 
 def test_what_stands_between_the_markers_is_replaced():
     text = "\\1 new"
-    assert replaced(MARKED, "x", "y", text) == MARKED.replace("old", text)
+    assert replace_block(MARKED, "x", "y", text) == MARKED.replace("old", text)
 
 
 @pytest.mark.parametrize("before", ["", MARKED + MARKED, MARKED.replace("end of x", "end"), MARKED.partition("old")[0]])
 def test_a_page_without_the_markers_is_refused(before):
     with pytest.raises(InputError, match="must have <!-- x: written by y --> once"):
-        replaced(before, "x", "y", "new")
+        replace_block(before, "x", "y", "new")

@@ -48,7 +48,7 @@ def settings(tmp_path: pathlib.Path) -> dict:
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setitem(FAMILIES, "focused", FAMILIES["flash"])  # so that they are gone again at the end
-    monkeypatch.setattr(keys.SECTIONS, "there", dict(keys.SECTIONS))
+    monkeypatch.setattr(keys.SECTIONS, "registered", dict(keys.SECTIONS))
     out = tmp_path / "runs"
     load_script("run_notebook", "docs/tools").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
     assert (out / "table.md").exists()

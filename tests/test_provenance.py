@@ -3,7 +3,7 @@
 import subprocess
 
 from flash_lm.runs import provenance as origin
-from flash_lm.runs.provenance import config_hash, joined, provenance
+from flash_lm.runs.provenance import config_hash, merge_provenance, provenance
 
 
 def test_a_line_records_the_commit_and_whether_the_code_was_changed(tmp_path, monkeypatch):
@@ -29,6 +29,10 @@ def test_equal_configs_have_one_hash():
 
 def test_a_run_of_two_sessions_has_the_code_of_both():
     now = {"git": "b", "dirty": False, "device": "cpu"}
-    assert joined({}, now) == now == joined(now, now)
-    assert joined({"git": "a", "dirty": True, "device": "cpu"}, now) == {"git": "a, b", "dirty": True, "device": "cpu"}
-    assert joined({"git": None, "dirty": None}, now | {"git": None, "dirty": None})["git"] is None
+    assert merge_provenance({}, now) == now == merge_provenance(now, now)
+    assert merge_provenance({"git": "a", "dirty": True, "device": "cpu"}, now) == {
+        "git": "a, b",
+        "dirty": True,
+        "device": "cpu",
+    }
+    assert merge_provenance({"git": None, "dirty": None}, now | {"git": None, "dirty": None})["git"] is None

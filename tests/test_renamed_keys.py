@@ -19,7 +19,7 @@ from flash_lm.sweeps.grid import changed
 @pytest.fixture
 def added(monkeypatch):
     """A later version's section, with a key that changes nothing and one whose default does."""
-    monkeypatch.setattr(keys.SECTIONS, "there", dict(keys.SECTIONS))
+    monkeypatch.setattr(keys.SECTIONS, "registered", dict(keys.SECTIONS))
 
     @section("model.later")
     class Later:

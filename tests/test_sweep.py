@@ -79,7 +79,7 @@ def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
     schedule = {"train.schedule": "constant", "train.warmup_steps": 2, "train.learning_rate": 0.01}
     config = grid.changed(config, schedule | {"train.log_every": 1})
-    runs = grid.in_workdir(decays.get_runs(config), tmp_path)
+    runs = grid.resolve_workdir(decays.get_runs(config), tmp_path)
     run_study(config, runs, tmp_path, "test", lambda: False)
     lines = lambda folder: read_jsonl(folder / "metrics.jsonl")
     rates = {name: [x["learning_rate"] for x in lines(tmp_path / name) if x["split"] == "train"] for name in runs}

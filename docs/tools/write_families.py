@@ -12,7 +12,7 @@ from base_facts import CAPACITIES, base_facts, paper_link
 from flash_lm.cli.run import run
 from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
-from flash_lm.report.marked_blocks import replaced
+from flash_lm.report.marked_blocks import replace_block
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PAGE, _LAYERS = _ROOT / "README.md", _ROOT / "docs" / "layers.md"
@@ -50,12 +50,12 @@ def mixers() -> str:
 
 def layers(before: str) -> str:
     """docs/layers.md with the current table."""
-    return replaced(before, "mixers", "docs/tools/write_families.py", mixers())
+    return replace_block(before, "mixers", "docs/tools/write_families.py", mixers())
 
 
 def page(before: str) -> str:
     """README with the current table."""
-    return replaced(before, "families", "docs/tools/write_families.py", table())
+    return replace_block(before, "families", "docs/tools/write_families.py", table())
 
 
 def main(argv: list[str]) -> None:

@@ -15,7 +15,7 @@ def keep_compiled() -> None:
     """Lets JAX save what it compiles, and load it when it needs the same program again.
 
     JAX's key contains the program, the options, the versions and a CPU's features, so machines may share a folder:
-    none loads code that it cannot run. A user's own JAX_COMPILATION_CACHE_DIR and limits are kept.
+    none loads code that it cannot run. JAX_COMPILATION_CACHE_DIR and limits of the user are kept.
     """
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
@@ -31,5 +31,5 @@ def keep_compiled() -> None:
 
 
 def compile_without_cache() -> None:
-    """Disables the cache, the user's own included."""
+    """Disables the cache, including one that the user has set."""
     jax.config.update("jax_enable_compilation_cache", False)

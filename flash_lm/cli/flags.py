@@ -34,7 +34,7 @@ def use_plugins(arguments: argparse.Namespace) -> None:
     """Imports the modules that --plugins names.
 
     Raises:
-        InputError: there is no such module, or its import fails.
+        InputError: no such module exists, or its import fails.
     """
     if names := words_of(arguments.plugins):
         import_plugins(names)
@@ -61,6 +61,7 @@ def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
     """
     from flash_lm.training.hub import downloaded  # noqa: PLC0415 (slow to import)
 
+    # Plugins may use JAX, so hosts are joined before them.
     name, meshes = downloaded(arguments.workdir), mesh_shapes(arguments.mesh, "--mesh")
     if len(meshes) > 1:
         raise InputError(f"--mesh={arguments.mesh} must be a single mesh of three numbers, such as 1,2,4")
@@ -70,7 +71,7 @@ def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
 
 
 def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> pathlib.Path:
-    """Where a command that has --out adds its lines: there, or in the run's folder.
+    """The file to which a command adds its lines: that of --out, or one in the run's folder.
 
     Raises:
         InputError: a model on the hub has no folder of results.
@@ -81,7 +82,7 @@ def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> 
 
 
 def begin(arguments: argparse.Namespace) -> None:
-    """Sets up JAX's compilation cache, and joins the other processes if there is --hosts.
+    """Sets up JAX's compilation cache, and joins the other processes if --hosts is set.
 
     Raises:
         InputError: the other hosts cannot be reached.

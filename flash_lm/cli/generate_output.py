@@ -13,13 +13,13 @@ from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, BeamSearch, Sampling
 
 # Flags that a model of this kind does not support.
-_OF_OTHERS = {
+_UNSUPPORTED_FLAGS = {
     "causal": MASKED_ONLY.keys(),
     "masked": CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)},
 }
 
 
-def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
+def render_output(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
     """Yields the output to print, piece by piece.
 
     Args:
@@ -35,12 +35,13 @@ def printed(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
     set_ = {name: default if flags[name] is None else flags[name] for name, (_, default, _) in numbers.items()}
     if set_["samples"] < 1:
         raise InputError(f"--samples={set_['samples']} must be 1 or more")
+    # Which flags are allowed depends on the model, so it is loaded before they are checked.
     search = _search(flags, set_)
     trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=flags["mesh"])
     kind = trained.task.answers.kind
-    if wrong := sorted(name for name in _OF_OTHERS[kind] if flags[name] is not None):
+    if wrong := sorted(name for name in _UNSUPPORTED_FLAGS[kind] if flags[name] is not None):
         raise InputError(f"{trained.name} is a {kind} language model and does not support --{', --'.join(wrong)}")
-    print_as = _PRINTED.get(trained.writes, _continued)
+    print_as = _PRINTED.get(trained.writes, _continue_text)
     return print_as(trained, prompt, search or sampling, flags, set_)
 
 
@@ -61,7 +62,7 @@ def _search(flags: dict[str, Any], set_: dict[str, Any]) -> BeamSearch | None:
     return search
 
 
-def _continued(
+def _continue_text(
     trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], set_: dict[str, Any]
 ) -> Iterator[str]:
     generator, as_json = Generator(trained), flags["json"]
@@ -69,29 +70,31 @@ def _continued(
     if set_["continuation"] is not None:
         (scored,) = generator.score([prompt], [set_["continuation"]])
         return iter([_json(scored) if as_json else f"log-probability {sum(scored.log_probs):.4f} nats\n"])
+    # A single sample is streamed; other answers are printed when all are complete.
     if isinstance(how, BeamSearch):
-        found = generator.search([prompt], max_tokens, how)[0][:samples]
+        answers = generator.search([prompt], max_tokens, how)[0][:samples]
     elif samples == 1 and not as_json:
         texts = generator.stream(prompt, max_tokens, how, seed)
         return (text for part in ([_before(generator, prompt)], texts, ["\n"]) for text in part)
     else:
-        found = generator.generate([prompt] * samples, max_tokens, how, seed)
+        answers = generator.generate([prompt] * samples, max_tokens, how, seed)
     before = _before(generator, prompt)
-    return (_json(one) if as_json else f"{before}{one.text}\n\n" for one in found)
+    return (_json(one) if as_json else f"{before}{one.text}\n\n" for one in answers)
 
 
 def _before(generator: Generator, prompt: str) -> str:
-    """What is printed before a continuation: the prompt; or nothing, if it is a text of its own."""
+    """The text to print before a continuation: the prompt; nothing if the continuation is a separate text."""
     return "" if generator.of_pairs else prompt
 
 
 def _second_lines(
     trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], set_: dict[str, Any]
 ) -> Iterator[str]:
-    """Candidates for each line of the prompt, the most likely first; below that line if there are several lines."""
-    del set_  # it has defaults of their own
+    """Candidates for each line of the prompt, the most likely first; below that line if the prompt has several."""
+    del set_  # its defaults are those of continuations
     if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
         raise InputError(f"a second line is as long as the first: couplets do not support --{', --'.join(wrong)}")
+    # Flags that are not set leave the writer's defaults.
     settings = {
         name: flags[key] for name, key in (("candidates", "samples"), ("seed", "seed")) if flags[key] is not None
     }
@@ -102,26 +105,26 @@ def _second_lines(
     else:
         answers = [writer(first, sampling=how, **settings) for first in firsts]
     if flags["json"]:
-        return (_json(one) for found in answers for one in found)
+        return (_json(one) for candidates in answers for one in candidates)
     heads = [f"{first}\n" if len(firsts) > 1 else "" for first in firsts]
-    text_of = lambda found: "".join(f"{one.text}  {one.log_prob:.2f}\n" for one in found)
-    return (head + text_of(found) for head, found in zip(heads, answers, strict=True))
+    text_of = lambda candidates: "".join(f"{one.text}  {one.log_prob:.2f}\n" for one in candidates)
+    return (head + text_of(candidates) for head, candidates in zip(heads, answers, strict=True))
 
 
-def _filled_in(
+def _fill_masks(
     trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], set_: dict[str, Any]
 ) -> Iterator[str]:
     del how  # nothing is drawn
-    (found,) = Filler(trained)([prompt], set_["candidates"])
+    (filled,) = Filler(trained)([prompt], set_["candidates"])
     if flags["json"]:
-        return iter([_json(found)])
-    lines = [", ".join(f"{c.text!r} {c.probability:.3f}" for c in mask) for mask in found.masks]
-    return iter([f"{found.text}\n", *(f"mask {i + 1}: {line}\n" for i, line in enumerate(lines))])
+        return iter([_json(filled)])
+    lines = [", ".join(f"{c.text!r} {c.probability:.3f}" for c in mask) for mask in filled.masks]
+    return iter([f"{filled.text}\n", *(f"mask {i + 1}: {line}\n" for i, line in enumerate(lines))])
 
 
-def _json(found: Any) -> str:
-    return json.dumps(dataclasses.asdict(found)) + "\n"
+def _json(answer: Any) -> str:
+    return json.dumps(dataclasses.asdict(answer)) + "\n"
 
 
-# What a model writes -> how it is printed, if it does not continue a text.
-_PRINTED: dict[str | None, Callable[..., Iterator[str]]] = {"couplets": _second_lines, "fill_in": _filled_in}
+# Output type of a model -> how it is printed, if it does not continue a text.
+_PRINTED: dict[str | None, Callable[..., Iterator[str]]] = {"couplets": _second_lines, "fill_in": _fill_masks}

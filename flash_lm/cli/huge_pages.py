@@ -15,12 +15,13 @@ _DEBUGGERS = ("pdb", "debugpy", "pydevd")  # modules: a debugger may be loaded b
 def use_huge_pages() -> None:
     """Restarts the process with glibc's large arrays on huge pages, if the system leaves that choice to the process.
 
-    XLA's CPU backend allocates gigabytes again for each step. glibc reads its settings only when a process starts. A
-    user's own settings stay as they are, and a debugger or profiler would lose the process.
+    XLA's CPU backend allocates gigabytes again for each step. glibc reads its settings only when a process starts.
+    Settings of the user stay as they are, and a debugger or profiler would lose the process.
     """
     chosen = any(name.startswith(("GLIBC_TUNABLES", "MALLOC_")) for name in os.environ)
     if chosen or not _THP.is_file() or "[madvise]" not in _THP.read_text():
         return
+    # execv replaces the process, and with it a debugger in it.
     if watcher := watched_by():
         _log.info("not restarted with huge pages, because %s watches the process: steps on a CPU take longer", watcher)
         return
@@ -29,9 +30,9 @@ def use_huge_pages() -> None:
 
 
 def watched_by() -> str | None:
-    """The debugger, profiler or coverage tool that runs inside this process; None: there is none."""
-    if found := next((name for name in _DEBUGGERS if name in sys.modules), None):
-        return found
+    """The debugger, profiler or coverage tool that runs inside this process; None: none of them does."""
+    if debugger := next((name for name in _DEBUGGERS if name in sys.modules), None):
+        return debugger
     if sys.gettrace() is not None:
         return "a debugger (sys.settrace)"
     if sys.getprofile() is not None:

@@ -24,7 +24,7 @@ from flash_lm.errors import InputError
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
-# What a config imports that is not there -> what to do; studies are no part of the installed package.
+# A missing package that a config imports -> what to do; studies are no part of the installed package.
 _ADVICE = {
     "configs": "write from flash_lm.configs import …",
     "studies": "run python -m flash_lm.… in the root of the repository",
@@ -57,7 +57,7 @@ def packaged_configs() -> dict[str, tuple[str, ...]]:
 
 
 def split_preset(path: str) -> tuple[str, str | None]:
-    """Splits FILE:NAME; a file or a folder whose own name has a colon is whole, with None for NAME."""
+    """Splits FILE:NAME; the path of a file or folder that has a colon is not split, with None for NAME."""
     file, colon, name = path.rpartition(":")
     is_name = colon and not {"/", "\\"} & {*name} and not pathlib.Path(path).exists()
     return (file, name) if is_name else (path, None)
@@ -71,8 +71,9 @@ def load_module(path: str) -> types.ModuleType:
             name of a preset.
 
     Raises:
-        InputError: there is no such config, or it defines no get_config().
+        InputError: no such config exists, or it defines no get_config().
     """
+    # A path of a file comes before the name of a config of the package.
     file = pathlib.Path(path)
     if not file.is_file() and file.suffix != ".py":
         file = _CONFIGS / f"{path}.py"
@@ -81,6 +82,7 @@ def load_module(path: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(f"flash_lm_config_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is not a Python file: give one that defines get_config()")
+    # Run it; an error in it is the user's to fix, so it gets one line.
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -101,11 +103,12 @@ def read_config(path: str) -> ConfigDict:
         path: FILE or FILE:NAME, where FILE is as for `load_module`.
 
     Raises:
-        InputError: there is no such config or preset, or FILE has presets and no NAME is given, or the reverse.
+        InputError: no such config or preset exists, or FILE has presets and NAME is missing, or the reverse.
     """
     file, name = split_preset(path)
     module = load_module(file)
     presets: list[str] = list(getattr(module, "PRESETS", ()))
+    # FILE:NAME needs presets, and FILE alone a get_config without a name.
     if name is not None and (name or not presets):
         if not presets or not _takes(module.get_config, name):
             raise InputError(f"{file} has no presets, that is PRESETS and get_config(name): leave :{name} out")
@@ -121,7 +124,7 @@ def read_config(path: str) -> ConfigDict:
 
 
 def config_name(path: str) -> str:
-    """What a run of a config is called: quickstart, or base_110m_mamba2 for configs/base_110m.py:mamba2."""
+    """The name of a run of a config: quickstart, or base_110m_mamba2 for configs/base_110m.py:mamba2."""
     file, name = split_preset(path)
     return "_".join([pathlib.Path(file).stem, *([name] if name else [])])
 
@@ -135,13 +138,14 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
         overrides: command-line words such as --config.model.num_layers=4.
 
     Raises:
-        InputError: there is no such file or preset, or overrides are wrong, one per line.
+        InputError: no such file or preset exists, or overrides are wrong, one per line.
     """
+    # Plugins are imported before the config, which may use their keys.
     flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
     import_plugins(_names(flag[-1]) if flag else ())
-    of_ours = (_CONFIGS / f"{path}.py").exists()
-    is_run = not of_ours and (pathlib.Path(path) / "config.json").exists()
-    config: Any = _of_run(path) if is_run else read_config(path)
+    is_packaged = (_CONFIGS / f"{path}.py").exists()
+    is_run = not is_packaged and (pathlib.Path(path) / "config.json").exists()
+    config: Any = _config_of_run(path) if is_run else read_config(path)
     import_plugins(() if flag else plugins_of(config))  # the flag replaces the config's plugins
     add_sections(config)
     apply_overrides(config, overrides)
@@ -151,12 +155,13 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
 
 
 def _nearest(path: str) -> str:
-    """The config or preset of the package that is most like what is not there, or all configs."""
+    """Advice on a missing config: the most similar config or preset of the package, or all configs."""
+    # Presets are suggested with their file; a config has priority over a preset of the same name.
     configs = packaged_configs()
     near_by = {preset: f"{name}:{preset}" for name, presets in reversed(configs.items()) for preset in presets}
     near_by |= {name: name for name in configs}
-    given = str(pathlib.Path(path).with_suffix("")).removeprefix("configs/")
-    near = difflib.get_close_matches(given, near_by, n=1)
+    asked = str(pathlib.Path(path).with_suffix("")).removeprefix("configs/")
+    near = difflib.get_close_matches(asked, near_by, n=1)
     return f"did you mean {near_by[near[0]]}?" if near else f"give a file, or one of {', '.join(configs)}"
 
 
@@ -168,7 +173,7 @@ def _takes(get_config: Any, *names: str) -> bool:
     return True
 
 
-def _of_run(folder: str) -> Any:
+def _config_of_run(folder: str) -> Any:
     from flash_lm.runs.run_folder import RunFolder  # noqa: PLC0415 (--help need not wait for JAX)
 
     return RunFolder(pathlib.Path(folder)).config
@@ -186,11 +191,13 @@ def _report_unread(config: Any, overrides: list[str]) -> None:
     from flash_lm.families.family import unread  # noqa: PLC0415 (slow to import)
 
     by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
+    # Keys of families that the model does not have.
     families = config.model.pattern or (config.model.family,)
     encoder = config.model.encoder.family
     cross = config.model.cross.kind if encoder else None
     if for_nothing := sorted(by_hand & unread([*families, *([encoder] if encoder else [])], cross)):
         _log.info("family %s does not read %s", "/".join(families), ", ".join(for_nothing))
+    # Keys of tasks, corpora, optimizers and heads that are not selected.
     chosen = {"task": config.task, "data.corpus": config.data.corpus, "train.optimizer": config.train.optimizer}
     if config.task in TASKS:
         chosen["model.head"] = config.model.head or TASKS[config.task].head

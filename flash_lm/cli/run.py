@@ -17,8 +17,8 @@ from flash_lm.errors import STOPPED, InputError, RunError, Stopped
 _log = logging.getLogger(__name__)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHOWN = 200  # characters of a file's name
-# What is wrong with a file or a folder that a command could not write or read.
-_OF_FILES = {
+# Error of the system -> the problem of a file or folder that a command could not write or read.
+_FILE_ERRORS = {
     errno.EACCES: "permission denied for {}: choose another folder",
     errno.EPERM: "permission denied for {}: choose another folder",
     errno.EROFS: "{} is on a disk that cannot be written: choose another folder",
@@ -52,16 +52,17 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     if flags:
         flags().parse_known_args(sys.argv[1:])
     use_huge_pages()
+    # Each kind of error has its exit code; unexpected ones keep their traceback.
     try:
         main(sys.argv[1:])
-        print(end="", flush=True)  # here, where a full disk is reported
+        print(end="", flush=True)  # inside the try, so that a full disk is reported
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.EIO) and output_is_closed():
             sys.exit(CLOSED)
-        if error.errno not in _FULL and (error.errno not in _OF_FILES or error.filename is None):
+        if error.errno not in _FULL and (error.errno not in _FILE_ERRORS or error.filename is None):
             raise
         name = str(error.filename or "a file")[:_SHOWN]
-        line = _OF_FILES.get(error.errno or 0, f"{{}}: {error.strerror}: free space")
+        line = _FILE_ERRORS.get(error.errno or 0, f"{{}}: {error.strerror}: free space")
         print(f"error: {line.format(name)}", file=sys.stderr)
         sys.exit(1 if error.errno in _FULL else 2)
     except (InputError, RunError) as error:
@@ -77,6 +78,6 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
 
 
 def _report_unraisable(unraisable: Any) -> None:
-    """As usual, but for writes of a checkpoint that end after another one has failed."""
+    """Reports as Python does, except for writes of a checkpoint that end after another one has failed."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)

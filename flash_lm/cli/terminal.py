@@ -1,4 +1,4 @@
-"""What commands print, where a terminal cannot show every character or a reader stops early (generate … | head)."""
+"""Output to terminals that cannot show every character, and to readers that stop early (generate … | head)."""
 
 import atexit
 import io
@@ -21,6 +21,7 @@ def output_is_closed() -> bool:
     """Whether nobody reads standard output any more; what is still to be written is then dropped."""
     if not isinstance(sys.stdout, io.TextIOWrapper) or sys.stdout.closed:
         return False
+    # Poll for errors alone: a closed pipe reports one.
     asked = select.poll()
     try:
         asked.register(sys.stdout.fileno(), 0)  # errors are always reported

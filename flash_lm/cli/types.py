@@ -18,14 +18,14 @@ def local_path(word: str) -> pathlib.Path:
 
 
 def positive(word: str) -> int:
-    """Parses a positive whole number: a type for argparse."""
+    """Parses a positive integer: a type for argparse."""
     if not (word.isdecimal() and int(word)):
         raise argparse.ArgumentTypeError(f"{word} must be a positive whole number")
     return int(word)
 
 
 def count(word: str) -> int:
-    """A type for argparse: a positive number, which may end in k, M or G, such as 1.5M."""
+    """Parses a positive number, which may end in k, M or G, such as 1.5M: a type for argparse."""
     digits, factor = (word[:-1], _FACTORS[word[-1]]) if word[-1:] in _FACTORS else (word, 1)
     try:
         number = round(float(digits.replace("_", "")) * factor)
@@ -59,7 +59,7 @@ def mesh_shapes(text: str, flag: str) -> list[tuple[int, ...]]:
 
 
 def whole_numbers(words: str, flag: str = "") -> list[int]:
-    """Parses one or more positive whole numbers, separated by spaces or commas.
+    """Parses one or more positive integers, separated by spaces or commas.
 
     Args:
         words: the numbers.
@@ -70,6 +70,6 @@ def whole_numbers(words: str, flag: str = "") -> list[int]:
     """
     numbers = words_of(words)
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
-        given = f"{flag}={words}" if flag else repr(words)
-        raise InputError(f"{given} must be positive whole numbers, such as 512,2048")
+        argument = f"{flag}={words}" if flag else repr(words)
+        raise InputError(f"{argument} must be positive whole numbers, such as 512,2048")
     return [int(number) for number in numbers]

@@ -1,4 +1,4 @@
-"""Paths that are addresses, such as gs://bucket/x: nothing here reads or writes them."""
+"""Rejects paths that are addresses, such as gs://bucket/x: the package reads and writes local paths alone."""
 
 import os
 import re
@@ -9,10 +9,10 @@ _ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/")
 
 
 def address_problem(path: "str | os.PathLike[str]") -> str | None:
-    """What is wrong with a path that is an address, such as gs://bucket/x; None: it is one of this machine."""
-    found = _ADDRESS.match(text := os.fspath(path))  # pathlib makes one slash of two
+    """The problem of a path that is an address, such as gs://bucket/x; None: the path is local."""
+    match = _ADDRESS.match(text := os.fspath(path))  # pathlib makes one slash of two
     advice = "is not supported: mount it as a folder (gs:// for example with gcsfuse), and name that"
-    return f"{text}: {found[1]}:// {advice}" if found else None
+    return f"{text}: {match[1]}:// {advice}" if match else None
 
 
 def check_local(path: "str | os.PathLike[str]") -> None:

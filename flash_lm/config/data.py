@@ -1,4 +1,4 @@
-"""The keys of `config.data` that every corpus shares."""
+"""The schema of `config.data`: the keys that every corpus shares."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from flash_lm.config.keys import Group, at_least, key, one_of
 from flash_lm.config.registry import CORPORA
 
 
-def _places(pairs: tuple) -> str | None:
+def _mixture_pairs(pairs: tuple) -> str | None:
     def is_pair(pair: Any) -> bool:
         good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) and pair[0] != ""
         return good and type(pair[1]) in (int, float) and 0 < pair[1] < math.inf
@@ -20,7 +20,7 @@ def _places(pairs: tuple) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(Group, name="data"):
-    """`config.data`."""
+    """The keys of `config.data`: corpus, tokenizer, packing and batch."""
 
     corpus: str = key("stdlib", "a row of the table of corpora", CORPORA.rule)
     path: str = key(
@@ -32,7 +32,7 @@ class DataConfig(Group, name="data"):
         (),
         "text and hf: several places with the share of rows from each, in place of data.path, such as "
         "(('books/', 0.7), ('wiki/', 0.3)); shares may be any positive numbers",
-        _places,
+        _mixture_pairs,
     )
     name: str = key(None, "hf and images: a data set on the hub, instead of a path")
     config: str = key(None, "hf: one of the configs of that data set; open: its only one")
@@ -95,32 +95,33 @@ class DataConfig(Group, name="data"):
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
-        found = []
+        sentences = []
         for name in ("path", "cache_dir"):
             if problem := address_problem(getattr(self, name) or ""):
-                found.append(f"data.{name}={problem}")
+                sentences.append(f"data.{name}={problem}")
         if self.tokens_per_batch % self.length:
-            found.append(
+            sentences.append(
                 f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
             )
+        # Examples and pairs fill rows by themselves, and text is packed.
         kind = CORPORA[self.corpus]
         if self.pairs and self.mixture:
-            found.append("data.mixture mixes texts: leave data.pair_column open, or name one place of pairs")
+            sentences.append("data.mixture mixes texts: leave data.pair_column open, or name one place of pairs")
         if (examples := kind.examples or self.pairs) != (self.pack == "examples"):
             needed = "examples" if examples else "stream or documents"
             what = f"data.pair_column={self.pair_column}" if self.pairs else f"data.corpus={self.corpus}"
-            found.append(f"{what} needs data.pack={needed}, not {self.pack}")
-        return found + (self._problems_of_mixture() if self.mixture else kind.problems(self))
+            sentences.append(f"{what} needs data.pack={needed}, not {self.pack}")
+        return sentences + (self._mixture_problems() if self.mixture else kind.problems(self))
 
-    def _problems_of_mixture(self) -> list[str]:
+    def _mixture_problems(self) -> list[str]:
         if not CORPORA[self.corpus].mixes:
             kinds = " or ".join(name for name, row in CORPORA.items() if row.mixes)
             return [f"data.mixture needs data.corpus={kinds}, not {self.corpus}"]
-        found = []
+        sentences = []
         if self.path or self.name:
-            found.append("data.mixture names the places of the text: leave data.path and data.name open")
+            sentences.append("data.mixture names the places of the text: leave data.path and data.name open")
         if self.streaming:
-            found.append("data.mixture needs data.streaming=False: its texts are read at the start")
+            sentences.append("data.mixture needs data.streaming=False: its texts are read at the start")
         if self.label_column:
-            found.append("data.mixture has no labels: leave data.label_column open")
-        return found
+            sentences.append("data.mixture has no labels: leave data.label_column open")
+        return sentences

@@ -1,4 +1,4 @@
-"""A whole experiment: a ConfigDict -> frozen dataclasses. All problems are reported at once.
+"""Validates the config of an experiment: a ConfigDict -> frozen dataclasses. All problems are reported at once.
 
 `keys` defines how keys are declared; `model`, `data`, `train` and `mesh` have those that all rows share.
 """
@@ -33,7 +33,7 @@ def _modules(names: tuple) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole experiment. Only `model` may still have open keys, which its family fills in."""
+    """The validated config of an experiment. Only `model` may still have open keys, which its family fills in."""
 
     plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/extend.md", _modules)
     task: str = key("causal_lm", "a row of the table of tasks", TASKS.rule)
@@ -45,7 +45,7 @@ class Config:
 
     @property
     def carried_rows(self) -> int | None:
-        """Rows of a batch that carry a state; None: they do not."""
+        """The rows of a batch if they carry a state; None: they do not."""
         return self.data.batch_size if self.train.carry_state else None
 
     @property
@@ -55,48 +55,57 @@ class Config:
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
-        found, task = [], TASKS[self.task]
+        sentences, task = [], TASKS[self.task]
+        # The task against model, corpus and head.
         if self.model.causal != task.causal and not task.labels:
             kind = "causal" if task.causal else "bidirectional"
-            found.append(
+            sentences.append(
                 f"task={self.task} needs a {kind} model, not model.causal={self.model.causal}: leave model.causal open"
             )
         if self.data.pack == "examples" and not task.of_examples and not self.has_labels:
             what = f"data.pair_column={self.data.pair_column}" if self.data.pairs else f"data.corpus={self.data.corpus}"
-            found.append(f"task={self.task} needs a corpus of text: {what} needs task=causal_lm")
+            sentences.append(f"task={self.task} needs a corpus of text: {what} needs task=causal_lm")
         if task.labels != (HEADS[self.model.head].pool is not None):
-            found.append(f"task={self.task} does not go with model.head={self.model.head}: leave model.head open")
+            sentences.append(f"task={self.task} does not go with model.head={self.model.head}: leave model.head open")
         for term in ("label_smoothing", "z_loss"):
             if getattr(self.train, term) and self.model.head != "softmax":
-                found.append(f"train.{term} is of model.head=softmax, not {self.model.head}: set it to 0")
+                sentences.append(f"train.{term} is of model.head=softmax, not {self.model.head}: set it to 0")
         if self.train.stop_accuracy and HEADS[self.model.head].of_values:
-            found.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
-        found += task.problems(self)
+            sentences.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
+        sentences += task.problems(self)
+        # A carried state needs documents in order, which streams and mixtures do not give.
         if self.train.carry_state and (not task.causal or not task.of_each_token or self.data.pack == "examples"):
-            found.append("train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads")
+            sentences.append(
+                "train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads"
+            )
         if self.train.carry_state and self.model.kernels == "pallas":
-            found.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")
+            sentences.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")
         if self.train.carry_state and self.data.streaming:
-            found.append("train.carry_state=True needs data.streaming=False: it reads documents in an order of its own")
+            sentences.append(
+                "train.carry_state=True needs data.streaming=False: it reads documents in an order of its own"
+            )
         if self.train.carry_state and self.data.mixture:
-            found.append("train.carry_state=True reads whole documents in an order of its own: leave data.mixture out")
+            sentences.append(
+                "train.carry_state=True reads whole documents in an order of its own: leave data.mixture out"
+            )
+        # Sizes: rows against positions, tokens against steps, the batch against microbatches.
         if self.data.length > self.model.max_length:
-            found.append(
+            sentences.append(
                 f"data.length={self.data.length} is greater than model.max_length={self.model.max_length}: "
                 f"set --config.model.max_length={self.data.length} or shorten the rows"
             )
         needed = steps_of(self.train.tokens, self.data.tokens_per_batch)
         if self.train.tokens and self.train.steps != needed:
-            found.append(
+            sentences.append(
                 f"train.tokens={self.train.tokens} are {needed} steps, and train.steps={self.train.steps}: leave one "
                 f"open, with --config.train.steps= or --config.train.tokens="
             )
         if self.data.batch_size and self.data.batch_size % self.train.accumulate:
-            found.append(
+            sentences.append(
                 f"the batch of {self.data.batch_size} rows (data.tokens_per_batch / data.length) cannot be split into "
                 f"train.accumulate={self.train.accumulate} microbatches"
             )
-        return found
+        return sentences
 
 
 def default_config() -> ConfigDict:
@@ -105,28 +114,29 @@ def default_config() -> ConfigDict:
 
 
 def parse(config: ConfigDict) -> Config:
-    """Validates a whole experiment.
+    """Validates the config of an experiment.
 
     Args:
         config: a config with the schema of configs/base.py.
 
     Returns:
-        The frozen config with its open data keys filled in.
+        The frozen config with its open data keys fill_open_keys in.
 
     Raises:
-        InputError: the config is wrong; every problem is on its own line.
+        InputError: the config is wrong; one problem per line.
     """
     import_plugins(plugins_of(config.to_dict()))
-    return _parse(Config, filled(config.to_dict()))
+    return _parse(Config, fill_open_keys(config.to_dict()))
 
 
-def filled(values: dict[str, Any]) -> dict[str, Any]:
+def fill_open_keys(values: dict[str, Any]) -> dict[str, Any]:
     """Fills in the open keys that follow from other keys; the config is a nested dict of plain values."""
     values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+    # In this order, since later keys follow from earlier ones.
     model, data, train = (values.get(name, {}) for name in ("model", "data", "train"))
     if task := TASKS.get(values.get("task", "")):
-        of_task = {"causal": task.causal, "head": task.head}
-        model.update({name: value for name, value in of_task.items() if model.get(name) is None})
+        from_task = {"causal": task.causal, "head": task.head}
+        model.update({name: value for name, value in from_task.items() if model.get(name) is None})
     if data.get("length") is None:
         data["length"] = model.get("max_length")
     if data.get("shuffle_buffer") is None:
@@ -143,13 +153,14 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _batch_tokens(length: Any, mesh: Mapping[str, Any], accumulate: Any) -> Any:
-    """The least number of tokens from `BATCH_TOKENS` on whose rows the devices share evenly; as it is if that fails."""
+    """`BATCH_TOKENS`, rounded up to rows that devices and microbatches share evenly; as it is if keys are invalid."""
     import jax  # noqa: PLC0415 (only where the key is open)
 
     shape: Any = mesh.get("shape")
     if not (type(length) is type(accumulate) is int and length > 0 and accumulate > 0 and _is_shape(shape)):
         return BATCH_TOKENS  # and what is wrong is said elsewhere
     data, fsdp, _ = shape
+    # An axis of -1 takes the devices that are left.
     known = math.prod(size for size in shape if size > 0)
     of_rows = math.prod(size for size in (data, fsdp) if size > 0)
     parts = of_rows * (max(jax.device_count() // known, 1) if -1 in (data, fsdp) else 1) * accumulate
@@ -162,7 +173,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 def steps_of(tokens: Any, a_step: Any) -> int:
-    """Steps that train on so many tokens, rounded up; `STEPS` if one of the two numbers is open."""
+    """The number of steps that train on so many tokens, rounded up; `STEPS` if one of the two numbers is open."""
     counts = type(tokens) is int and type(a_step) is int and a_step > 0
     return -(-tokens // a_step) if counts else STEPS
 
@@ -171,7 +182,7 @@ def parse_model(config: ConfigDict) -> ModelConfig:
     """Validates only `config.model`.
 
     Raises:
-        InputError: the config is wrong; every problem is on its own line.
+        InputError: the config is wrong; one problem per line.
     """
     return _parse(ModelConfig, config.to_dict(), prefix="model.")
 
@@ -199,41 +210,42 @@ def without_prefix(families: Iterable[str]) -> list[str]:
 def add_sections(config: Any) -> None:
     """Adds the sections of modules that were imported after the config was made."""
     for name, kind in keys.SECTIONS.items():
-        group, own = name.split(".")
-        if group in config and own not in config[group]:
-            config[group][own] = keys.defaults(kind)
+        group, name_in_group = name.split(".")
+        if group in config and name_in_group not in config[group]:
+            config[group][name_in_group] = keys.defaults(kind)
 
 
 def unread_keys(flat: Mapping[str, Any]) -> set[str]:
     """Keys read only by heads, tasks, corpora or optimizers other than those that a flat config selects."""
-    found: set[str] = set()
+    # Sections of entries that are not selected, unless the selected one has the same section.
+    unread: set[str] = set()
     for table in (HEADS, TASKS, CORPORA, OPTIMIZERS):
         if (chosen := str(flat.get(table.key))) in table:
             others = {kind for row in table.values() for kind in row.sections} - {*table[chosen].sections}
-            found = found.union(*(keys.names_of(kind) for kind in others))
+            unread = unread.union(*(keys.names_of(kind) for kind in others))
     if (task := TASKS.get(str(flat.get("task")))) is not None:
-        found = found.union(*(keys.names_of(keys.SECTIONS[name]) for name in of_other_tasks(task)))
-    return found
+        unread = unread.union(*(keys.names_of(keys.SECTIONS[name]) for name in sections_of_other_tasks(task)))
+    return unread
 
 
-def of_other_tasks(task: Any) -> set[str]:
+def sections_of_other_tasks(task: Any) -> set[str]:
     """Names of the sections of `config.model` that only models of other tasks read."""
     return {name for row in TASKS.values() for name in row.of_model} - {*task.of_model}
 
 
 def open_type(name: str) -> type | None:
     """The type of a key that may be left open, such as model.norm; None: it may not be left open."""
-    kind, about = _of_schema(name)
+    kind, about = _schema_entry(name)
     return kind if about.get("open") else None
 
 
 def is_free_text(name: str) -> bool:
     """Whether a key, such as data.path, may be any text."""
-    kind, about = _of_schema(name)
+    kind, about = _schema_entry(name)
     return kind is str and not about.get("rules")
 
 
-def _of_schema(name: str) -> tuple[type | None, Mapping[str, Any]]:
+def _schema_entry(name: str) -> tuple[type | None, Mapping[str, Any]]:
     """The type and metadata of a key; None and an empty dict if the schema does not have it."""
     return next(((one.kind, one.about) for one in keys.keys(Config) if one.name == name), (None, {}))
 

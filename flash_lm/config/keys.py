@@ -1,4 +1,4 @@
-"""How keys are declared: each group is a frozen dataclass, and each key has a type, a default, a unit and rules.
+"""Declares the config schema: each group is a frozen dataclass, and each key has a type, a default, a unit and rules.
 
 Keys that only some rows of a table read form a section of a group: a separate dataclass beside the part that reads it.
 
@@ -41,7 +41,7 @@ def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
         default: None leaves it open: it is filled in as the unit says, before it is read.
         unit: what the key means, for docs/keys.md.
         rules: checks of its values, in addition to its type.
-        more: `before`, for a key whose default differs from what runs did before there was the key, or before its
+        more: `before`, for a key whose default differs from what runs did before the key existed, or before its
             default changed: the value that matches what they did. They load with it, and keep their hash.
     """
     about = {"unit": unit, "rules": rules, "open": default is None, **more}
@@ -49,23 +49,23 @@ def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
 
 
 def one_of(*values: str) -> Rule:
-    """A rule: the value is one of these names."""
+    """Makes a rule: the value is one of these names."""
     return lambda x: None if x in values else "one of " + ", ".join(values)
 
 
 def at_least(low: float) -> Rule:
-    """A rule: a number of at least `low`."""
+    """Makes a rule: a number of at least `low`."""
     most = _LARGEST
     return lambda x: None if math.isfinite(x) and low <= x <= most else f"{low} or more, and at most {most:,}"
 
 
 def above(low: float) -> Rule:
-    """A rule: a number greater than `low`."""
+    """Makes a rule: a number greater than `low`."""
     return lambda x: None if math.isfinite(x) and x > low else f"more than {low}"
 
 
 def below(high: float) -> Rule:
-    """A rule: a number less than `high`."""
+    """Makes a rule: a number less than `high`."""
     return lambda x: None if math.isfinite(x) and x < high else f"less than {high}"
 
 
@@ -79,25 +79,25 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
     """Makes a class a frozen dataclass whose keys are a section.
 
     Args:
-        name: a group and the section's own name, such as model.gau.
+        name: a group and the section's name in it, such as model.gau.
 
     Raises:
         InputError: the name is not possible or already taken, or a key is not declared with `key`.
     """
-    group, _, own = name.partition(".")
-    if group not in _GROUPS or not own.isidentifier():
+    group, _, name_in_group = name.partition(".")
+    if group not in _GROUPS or not name_in_group.isidentifier():
         raise InputError(f"section {name}: name a group ({', '.join(_GROUPS)}) and a section of it, such as model.mine")
-    if own in {field.name for field in dataclasses.fields(_GROUPS[group])}:
+    if name_in_group in {field.name for field in dataclasses.fields(_GROUPS[group])}:
         raise InputError(f"section {name}: this is already a key: choose another name")
 
     def add(cls: type[Options]) -> type[Options]:
         made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         if wrong := [field.name for field in dataclasses.fields(made) if "rules" not in field.metadata]:
             raise InputError(f"section {name}: declare {', '.join(wrong)} with key(default, unit, …)")
-        before = SECTIONS.there.get(name)
+        before = SECTIONS.registered.get(name)
         if before is not None and (before.__module__, before.__qualname__) != (made.__module__, made.__qualname__):
             raise InputError(f"{before.__module__} already has a section {name}: choose another name")
-        SECTIONS.there[name] = made  # a notebook cell may run again
+        SECTIONS.registered[name] = made  # a notebook cell may run again
         return made
 
     return add
@@ -105,7 +105,7 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Keys that all rows share, and sections: `config[GatedAttention]` is one of them.
+    """A group of keys, which may have sections: `config[GatedAttention]` is one of them.
 
     A subclass declares its name in a config: class ModelConfig(Group, name="model").
     """
@@ -140,6 +140,7 @@ class Group:
 
     def put(self, name: str, value: Any) -> typing.Self:
         """A copy with another value of a key."""
+        # Groups are frozen: replace the key in its section, and the section in the group.
         *parents, last = name.split(".")
         if not parents:
             return dataclasses.replace(self, **{last: value})
@@ -157,7 +158,7 @@ class Group:
 
 
 class Key(typing.NamedTuple):
-    """One key of the whole schema."""
+    """One key of the schema, with its full name."""
 
     name: str
     kind: type
@@ -173,11 +174,13 @@ class Key(typing.NamedTuple):
 def members(cls: type) -> dict[str, type]:
     """Names and types of a group's keys, groups and sections; sections are sorted, since the import order varies."""
     hints = typing.get_type_hints(cls)
-    own = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "sections"}
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "sections"}
     if not issubclass(cls, Group):
-        return own
+        return fields
     prefix = f"{cls.group}."
-    return own | {name.removeprefix(prefix): kind for name, kind in sorted(SECTIONS.items()) if name.startswith(prefix)}
+    return fields | {
+        name.removeprefix(prefix): kind for name, kind in sorted(SECTIONS.items()) if name.startswith(prefix)
+    }
 
 
 def keys(cls: type, prefix: str = "") -> Iterator[Key]:
@@ -197,7 +200,7 @@ def names_of(kind: type) -> set[str]:
 
 
 def defaults(cls: type) -> ConfigDict:
-    """A config with the default of each key."""
+    """Makes a config with the default of each key."""
     config, fields = ConfigDict(), {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
         if dataclasses.is_dataclass(kind):
@@ -209,13 +212,14 @@ def defaults(cls: type) -> ConfigDict:
 
 
 def upgrade(values: dict[str, Any], cls: type) -> dict[str, Any]:
-    """A config with the keys that were added after it was written, at the values that match what its run did."""
+    """Adds to a config the keys that are newer than it, at the values that match what its run did."""
+    # A key that the config lacks gets the value that runs had before the key existed.
     upgraded, fields = dict(values), {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
         if not dataclasses.is_dataclass(kind):
             upgraded.setdefault(name, _reference(fields[name].metadata, fields[name].default))
         elif name not in fields or (isinstance(values.get(name), dict) and values[name]):
-            # A section may be newer than the config. A group that is missing or empty is damaged: `ill_typed` says so.
+            # A section may be newer than the config. A missing or empty group is damaged: `type_problems` says so.
             upgraded[name] = upgrade(values.get(name, {}), typing.cast(type, kind))
     return upgraded
 
@@ -225,15 +229,16 @@ def identifying_keys(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
 
     Args:
         flat: values by full name; tuples may be lists.
-        cls: the class of the whole config.
+        cls: the class of the config.
 
     Returns:
         `flat` without the keys at the value that a run has which does not name them.
     """
+    # A former name has the references of all keys that it became.
     references = {one.name: [one.reference] for one in keys(cls)}
     for former, names in RENAMED.items():
         references[former] = [value for name in names for value in references[name]]
-    # As JSON: a tuple equals a list there, and True does not equal 1.
+    # In JSON a tuple equals a list, and True does not equal 1.
     is_reference = lambda name, value: (
         name in references and {json.dumps(x) for x in references[name]} == {json.dumps(value)}
     )
@@ -258,6 +263,7 @@ def build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -
     """
     fields, known = {field.name: field for field in dataclasses.fields(cls)}, members(cls)
     problems.extend(unknown_key(prefix, name, list(known)) for name in sorted(values.keys() - known.keys()))
+    # Sections, groups and keys are checked one by one; only a group without problems can be built and cross-checked.
     before, arguments, sections = len(problems), {}, []
     for name, kind in known.items():
         if name not in fields:  # a config made before the section was imported lacks it
@@ -268,7 +274,7 @@ def build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -
         elif dataclasses.is_dataclass(kind):
             arguments[name] = build(typing.cast(type, kind), values[name], f"{prefix}{name}.", problems)
         else:
-            arguments[name] = _checked(prefix + name, values[name], kind, fields[name].metadata, problems)
+            arguments[name] = _check_value(prefix + name, values[name], kind, fields[name].metadata, problems)
     if len(problems) > before:
         return None
     built = cls(**arguments, **({"sections": tuple(sections)} if sections else {}))
@@ -276,7 +282,7 @@ def build(cls: type, values: dict[str, Any], prefix: str, problems: list[str]) -
     return built
 
 
-def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], problems: list[str]) -> Any:
+def _check_value(name: str, value: Any, kind: type, about: Mapping[str, Any], problems: list[str]) -> Any:
     if value is None and about["open"]:
         return None
     if kind is float and type(value) is int:
@@ -292,7 +298,7 @@ def _checked(name: str, value: Any, kind: type, about: Mapping[str, Any], proble
     return value
 
 
-def ill_typed(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterator[str]:
+def type_problems(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterator[str]:
     """Yields a sentence on each group or key of a config that is missing or of a wrong type; no rule is checked."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
@@ -300,26 +306,27 @@ def ill_typed(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterato
             yield f"{prefix}{name} is missing"
         elif dataclasses.is_dataclass(kind):
             if isinstance(values[name], Mapping):
-                yield from ill_typed(values[name], typing.cast(type, kind), f"{prefix}{name}.")
+                yield from type_problems(values[name], typing.cast(type, kind), f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name} is no group of keys"
         else:
             problems: list[str] = []
-            _checked(prefix + name, values[name], kind, {**fields[name].metadata, "rules": ()}, problems)
+            _check_value(prefix + name, values[name], kind, {**fields[name].metadata, "rules": ()}, problems)
             yield from problems
 
 
 def _wrong_in_float32(name: str, value: Any, rules: Iterable[Rule]) -> list[str]:
-    """What is wrong with a good number once a device has rounded it to float32, where subnormal ones become 0."""
+    """The problems of a good number once a device has rounded it to float32, where subnormal ones become 0."""
+    # Check the rules again for the value that the device will have.
     rounded = ctypes.c_float(value).value
     if math.isinf(rounded):
         return [f"{name}={value} is infinite in float32: it must be at most {_LARGEST_FLOAT32:.3g}"]
     if abs(rounded) < _SMALLEST_FLOAT32:
         rounded = 0.0
-    expected = [found for rule in rules if (found := rule(rounded))]
+    expected = [text for rule in rules if (text := rule(rounded))]
     if value and not rounded and not expected:
         expected = [f"0, or {_SMALLEST_FLOAT32:.3g} or more"]
-    return [f"{name}={value} is {rounded:g} in float32: it must be {found}" for found in expected]
+    return [f"{name}={value} is {rounded:g} in float32: it must be {text}" for text in expected]
 
 
 def unknown_key(prefix: str, name: str, known: list[str]) -> str:
@@ -328,6 +335,7 @@ def unknown_key(prefix: str, name: str, known: list[str]) -> str:
         return f"{prefix}{name} is now {' and '.join(RENAMED[prefix + name])}: docs/keys.md lists the keys"
     if name in FOREIGN:
         return f"unknown key {prefix}{name}: did you mean {FOREIGN[name]}?"
+    # A key without its group, or a misspelt one.
     near = difflib.get_close_matches(name, known, n=1)
     elsewhere = [f"{group}.{name}" for group, cls in _GROUPS.items() if name in members(cls)]
     if elsewhere and not prefix:

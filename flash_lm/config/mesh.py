@@ -1,4 +1,4 @@
-"""The keys of `config.mesh`."""
+"""The schema of `config.mesh`: device mesh and sharding rules."""
 
 import dataclasses
 
@@ -12,6 +12,7 @@ def _sharding_rules(rules: tuple) -> str | None:
     if len(rules) > MOST_REGEXES:
         return f"at most {MOST_REGEXES} rules"
     for rule in rules:
+        # A rule may be anything that a user writes, so its parts are checked in turn.
         why = ""
         try:
             regex, spec = rule
@@ -34,7 +35,7 @@ def _mesh_shape(x: tuple) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """`config.mesh`."""
+    """The keys of `config.mesh`: the shape of the device mesh, and the sharding rules of parameters."""
 
     shape: tuple = key((-1, 1, 1), "devices along (data, fsdp, tensor); one may be -1: the rest", _mesh_shape)
     rules: tuple = key(

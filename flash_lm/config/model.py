@@ -1,4 +1,4 @@
-"""The keys of `config.model` that every family shares."""
+"""The schema of `config.model`: the keys that every family shares."""
 
 import dataclasses
 
@@ -137,8 +137,8 @@ class ModelConfig(Group, name="model"):
 
     @property
     def encoder(self) -> str | None:
-        """The family of the encoder; None: there is none."""
-        return next((x.family for x in self.sections if type(x) is SECTIONS.there.get("model.encoder")), None)
+        """The family of the encoder; None: no encoder."""
+        return next((x.family for x in self.sections if type(x) is SECTIONS.registered.get("model.encoder")), None)
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""

@@ -1,4 +1,4 @@
-"""Overrides of a config on the command line: --config.KEY=VALUE."""
+"""Applies command-line overrides to a config: --config.KEY=VALUE."""
 
 import ast
 import re
@@ -20,8 +20,8 @@ def check_path(config: Any, overrides: Sequence[str]) -> None:
     Raises:
         InputError: the config's corpus does not read data.path.
     """
-    corpus, given = config.data.corpus, any(re.match("--config.data.path=.", word) for word in overrides)
-    if given and corpus in CORPORA and not CORPORA[corpus].reads_path:
+    corpus, has_path = config.data.corpus, any(re.match("--config.data.path=.", word) for word in overrides)
+    if has_path and corpus in CORPORA and not CORPORA[corpus].reads_path:
         raise InputError(
             f"data.corpus={corpus} does not read data.path: add --config.data.corpus=text for text files, or "
             f"--config.data.corpus=hf for a data set"
@@ -40,7 +40,7 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
 
 
 def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
-    """The family that a word such as flash+kernels=xla+remat=full names, and the config with these model keys.
+    """Parses a word such as flash+kernels=xla+remat=full into a family and the config with these model keys.
 
     Raises:
         InputError: some of the keys are wrong.
@@ -54,11 +54,13 @@ def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
 def override(config: ConfigDict, word: str) -> str | None:
     """Applies one --config.key=value; returns what is wrong with it, if anything."""
     name, equals, text = word.partition("=")
+    # Words that are no override may be one without its prefix.
     if not name.startswith("--config.") or not equals:
         group, dot, _ = name.removeprefix("--").partition(".")
         if equals and dot and group in config:
             return f"unknown argument {word}: did you mean --config.{word.removeprefix('--')}?"
         return f"unknown argument {word}: overrides look like --config.model.num_layers=4, other flags are in --help"
+    # Walk down to the group of the key.
     *parents, key = name.removeprefix("--config.").split(".")
     prefix, node = "", typing.cast(Any, config)
     for parent in parents:
@@ -67,6 +69,7 @@ def override(config: ConfigDict, word: str) -> str | None:
         prefix, node = f"{prefix}{parent}.", node[parent]
     if key not in node:
         return unknown_key(prefix, key, list(node))
+    # Parse the text as the type of the key, or as open.
     kind = node.get_type(key)
     if kind is ConfigDict:
         return f"{prefix}{key} is a group of keys: set one of them, such as {prefix}{key}.{next(iter(node[key]))}"
@@ -83,7 +86,7 @@ def override(config: ConfigDict, word: str) -> str | None:
 
 
 def parse_tuple(text: str) -> tuple[Any, ...]:
-    """Parses a tuple: Python's own form, or words between commas or spaces."""
+    """Parses a tuple: in the form of Python, or words between commas or spaces."""
     if text.startswith(("(", "[", "{", "'", '"')):
         value = ast.literal_eval(text)
         return tuple(value) if isinstance(value, tuple | list) else (value,)

@@ -1,4 +1,4 @@
-"""A user's own modules, which add rows to the tables when imported: families, tasks, corpora, optimizers.
+"""Plugins: modules of the user, which register families, tasks, corpora or optimizers when imported.
 
 Importing a module runs it. So only modules are imported that the user has named: in a command, a call, or a config
 file, which is Python itself. The config.json of a run or an export is data, and may come from somebody else.
@@ -24,7 +24,7 @@ def import_plugins(names: Iterable[str]) -> None:
         names: module names such as my_package.families.
 
     Raises:
-        InputError: there is no such module, or its import fails.
+        InputError: no such module exists, or its import fails.
     """
     fill()  # before any plugin, so that none replaces a row
     for name in names:
@@ -52,6 +52,7 @@ def check_plugins(names: Iterable[str], folder: pathlib.Path) -> None:
     if wrong := [name for name in names if not all(part.isidentifier() for part in name.split("."))]:
         # Nobody should copy such a name from an error into a command line.
         raise InputError(f"{folder} asks for plugins={wrong[0]!r:.80}, which is no module: restore its config.json")
+    # A config that somebody else may have written runs no code by itself.
     if missing := [name for name in names if name not in _named]:
         asked = ",".join(missing)[:_LONGEST]
         line = (

@@ -1,4 +1,4 @@
-"""What a regex of a config may be: one that is matched in bounded time, since a config may come from somebody else.
+"""Validates regexes of a config: they must match in bounded time, since a config may come from somebody else.
 
 Python tries all ways in which the parts of a regex can share a text. Their number is exponential if a group is
 repeated, and else at most the text's length to the power of the repeats, times the ways through alternatives.
@@ -15,7 +15,7 @@ _NEVER = {r"\)[*+{]": "repeats a group", r"\(\?(?:P=|\()": "refers back to a gro
 
 
 def regex_problem(regex: Any) -> str | None:
-    """Why a value is not a regex that is matched in bounded time; None: it is one."""
+    """The problem of a value as a regex that is matched in bounded time; None: it is one."""
     if not isinstance(regex, str):
         return "is not a text"
     if len(regex) > _LONGEST:
@@ -26,6 +26,7 @@ def regex_problem(regex: Any) -> str | None:
         return f"is not a regex ({error})"
     if re.search(r"\\[1-9]", regex):
         return "refers back to a group"
+    # With every escape and class as one character, the remaining signs are operators.
     plain = _ONE_CHARACTER.sub("x", regex)
     if wrong := [why for pattern, why in _NEVER.items() if re.search(pattern, plain)]:
         return wrong[0]
@@ -35,7 +36,8 @@ def regex_problem(regex: Any) -> str | None:
 
 
 def _ways(plain: str) -> int:
-    """At most so many ways lead through the alternatives and optional parts of a regex."""
+    """An upper bound on the number of ways through the alternatives and optional parts of a regex."""
+    # The number of alternatives of each group, and 2 for each optional part, of which the product is taken.
     open_, closed = [1], []
     for before, sign in zip(" " + plain, plain, strict=False):
         if sign == "(":

@@ -1,4 +1,4 @@
-"""Open tables: a row is a family, a head, a task, a corpus or an optimizer, from this package or a user's module."""
+"""Registries of families, heads, tasks, corpora and optimizers, from this package or a user's module."""
 
 import importlib
 from collections import UserDict
@@ -10,37 +10,37 @@ Row = TypeVar("Row")
 
 
 def fill() -> None:
-    """Imports the package's own rows, which stand above this room: the one import of the package that points up.
+    """Imports the built-in entries, which stand above this room: the one import of the package that points up.
 
-    Without it the tables would hold only what happened to be imported.
+    Without it the registries would hold only what happened to be imported.
     """
     importlib.import_module("flash_lm.builtin")
 
 
 class Rows(UserDict[str, Row]):
-    """Rows by name. The package's own rows are added when a row is first read.
+    """A dict of entries by name. The built-in entries are added when an entry is first read.
 
     Attributes:
-        there: the rows added so far. A module that adds rows when it is imported does not read others.
+        registered: the rows added so far. A module that adds rows when it is imported does not read others.
     """
 
     def __init__(self):
         """Starts without rows."""
-        self.there: dict[str, Row] = {}
+        self.registered: dict[str, Row] = {}
 
     @property
     def data(self) -> dict[str, Row]:  # pyright: ignore[reportIncompatibleVariableOverride] (UserDict reads it)
         """All rows."""
         fill()
-        return self.there
+        return self.registered
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The row, or the default; before Python 3.12 UserDict's own method would call `__missing__`."""
+        """The row, or the default; before Python 3.12 UserDict's method would call `__missing__`."""
         return self.data.get(key, default)
 
 
 class Table(Rows[Row]):
-    """Rows by name; `key` is the config key that selects one."""
+    """A registry: entries by name; `key` is the config key that selects one."""
 
     def __init__(self, key: str):
         """Starts without rows."""
@@ -54,20 +54,20 @@ class Table(Rows[Row]):
         Raises:
             InputError: the package has a row with this name.
         """
-        if name in (self.there if self._ours is None else self._ours):
+        if name in (self.registered if self._ours is None else self._ours):
             raise InputError(f"{self.key}={name} is a row of flash_lm: choose another name")
-        self.there[name] = row
+        self.registered[name] = row
 
     def seal(self) -> None:
-        """Marks the present rows as the package's own, which no plugin may replace: runs must keep their meaning."""
-        self._ours = frozenset(self.there)
+        """Marks the present rows as built in, so that no plugin may replace them: runs must keep their meaning."""
+        self._ours = frozenset(self.registered)
 
     def rule(self, name: str) -> str | None:
-        """What is expected of the key, or None if there is such a row."""
+        """The values that the key may have, or None if this name is registered."""
         return None if name in self else "one of " + ", ".join(self)
 
     def __missing__(self, name: str) -> NoReturn:
-        """Raises InputError: there is no row with this name."""
+        """Raises InputError: no row has this name."""
         raise InputError(f"{self.key}={name} must be {self.rule(name)}")
 
 

@@ -1,4 +1,4 @@
-"""Names of keys that are answered with those of today: names that other libraries use, and former names of ours."""
+"""Renamed keys: maps former names, and the names that other libraries use, to those of today."""
 
 from typing import Any
 
@@ -32,15 +32,17 @@ FOREIGN = {
 
 
 def rename(values: dict[str, Any]) -> dict[str, Any]:
-    """A config as nested dicts of plain values, in which former names of keys are those of today."""
+    """Renames former names of keys to those of today, in a config as nested dicts of plain values."""
     values = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     for former, names in RENAMED.items():
+        # Take the value out at the former name, if the config has it.
         *parents, last = former.split(".")
         level = values
         for parent in parents:
             level = level.get(parent, {})
         if last not in level:
             continue
+        # Put it at all names of today that have no value yet.
         value = level.pop(last)
         for name in names:
             *parents, last = name.split(".")

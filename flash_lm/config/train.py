@@ -1,4 +1,4 @@
-"""The keys of `config.train` that every optimizer shares."""
+"""The schema of `config.train`: the keys that every optimizer shares."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def _boundaries(steps: tuple) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Group, name="train"):
-    """`config.train`."""
+    """The keys of `config.train`: optimizer, schedule, evaluation and checkpoints."""
 
     steps: int = key(None, "updates; open: as many as train.tokens needs, or 300", at_least(1))
     tokens: int = key(
@@ -122,29 +122,30 @@ class TrainConfig(Group, name="train"):
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
-        found = []
+        sentences = []
         if self.init_from and self.branch_from:
-            found.append("train.init_from loads parameters, train.branch_from the whole state: give one of them")
+            sentences.append("train.init_from loads parameters, train.branch_from the whole state: give one of them")
+        # The schedule must fit into the steps.
         if self.warmup_steps >= self.steps and self.schedule != "constant":
-            found.append(
+            sentences.append(
                 f"train.warmup_steps={self.warmup_steps} must be less than train.steps={self.steps}: lower it, or "
                 f"leave it open with --config.train.warmup_steps="
             )
         if self.decay_steps and self.schedule not in DECAYS:
-            found.append(f"train.decay_steps needs a train.schedule of {', '.join(DECAYS)}, not {self.schedule}")
+            sentences.append(f"train.decay_steps needs a train.schedule of {', '.join(DECAYS)}, not {self.schedule}")
         elif self.decay_steps and self.decay_steps > self.steps - self.warmup_steps:
-            found.append(
+            sentences.append(
                 f"train.decay_steps={self.decay_steps} must be at most the {self.steps - self.warmup_steps} steps "
                 f"after the warm-up"
             )
         if bool(self.boundaries) != (self.schedule == "step"):
-            found.append(
+            sentences.append(
                 f"train.schedule=step and train.boundaries go together, but they are {self.schedule} and "
                 f"{self.boundaries}: set both, or neither"
             )
         elif not all(self.warmup_steps < boundary < self.steps for boundary in self.boundaries):
-            found.append(
+            sentences.append(
                 f"train.boundaries={self.boundaries} must lie between train.warmup_steps={self.warmup_steps} and "
                 f"train.steps={self.steps}"
             )
-        return found
+        return sentences

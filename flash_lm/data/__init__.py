@@ -1,1 +1,1 @@
-"""From corpora to batches: text -> tokens in a memory-mapped cache -> packed rows -> batches."""
+"""Data pipeline from corpora to batches: text -> tokens in a memory-mapped cache -> packed rows -> batches."""

@@ -1,4 +1,4 @@
-"""What models answer: each says what it means to rows, configs, generate, serve, and what is printed and written."""
+"""Output types of models (text, filled masks, labels): their rows, config checks, commands and printed text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # numpy, and what imports it, is not for a command's --help
 
 
 class Answers:
-    """The models of a task answer nothing.
+    """An output type; this base class is for tasks whose models produce no answer.
 
     Attributes:
         continues: whether they continue a prompt, token by token.
@@ -28,11 +28,11 @@ class Answers:
     instead = ""
 
     def written(self, corpus: str | None) -> str | None:
-        """What they write, given what models of their corpus do; it selects a service, and what `generate` prints."""
+        """The kind of output of a model, from that of its corpus; it selects a service, and what `generate` prints."""
         return None
 
     def packer(self, given: Given, pack: str) -> Packer:
-        """Makes the rows of a split, given how the model reads and `data.pack`."""
+        """The packer that makes the rows of a split, for the way that the model reads and `data.pack`."""
         return given.packer(pack)
 
     def problems(self, config: Config) -> list[str]:
@@ -46,12 +46,12 @@ class Answers:
         ]
 
     def about_rows(self, split: Any, length: int) -> dict[str, float]:
-        """What a result says of the rows that were scored, of `length` tokens, beside their scores."""
+        """Further entries of a result, on the rows that were scored, of `length` tokens."""
         return {}
 
 
 class _Continue(Answers):
-    """They continue a prompt with what their corpus has: text, second lines or images."""
+    """Continues a prompt in the form of the corpus: text, second lines or images."""
 
     continues = True
 
@@ -60,7 +60,7 @@ class _Continue(Answers):
 
 
 class _FillIn(Answers):
-    """They fill in masks."""
+    """Fills in masked tokens."""
 
     kind = "masked"
     scored = " masked"
@@ -71,7 +71,7 @@ class _FillIn(Answers):
 
 
 class _Label(Answers):
-    """They name the label of a row, which is its only target."""
+    """Predicts the label of a row, which is its only target."""
 
     def written(self, corpus: str | None) -> str | None:
         return "label"
@@ -82,15 +82,15 @@ class _Label(Answers):
         return LabelledRows
 
     def problems(self, config: Config) -> list[str]:
-        found, task, corpus = [], config.task, config.data.corpus
+        sentences, task, corpus = [], config.task, config.data.corpus
         if not config.has_labels:
-            found.append(
+            sentences.append(
                 f"task={task} needs labels, and data.corpus={corpus} has none: use one with labels, such as hf with "
                 "data.label_column"
             )
         if config.train.best_metric != "loss":
-            found.append(f"task={task} has no {config.train.best_metric}: set --config.train.best_metric=loss")
-        return found
+            sentences.append(f"task={task} has no {config.train.best_metric}: set --config.train.best_metric=loss")
+        return sentences
 
     def about_rows(self, split: Any, length: int) -> dict[str, float]:
         from flash_lm.data.labelled import cut_share  # noqa: PLC0415 (not for benchmarks)

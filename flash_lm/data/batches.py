@@ -1,4 +1,4 @@
-"""Batches of rows. The training order is a pure function of (seed, step), whatever the number of hosts."""
+"""Shuffled batches with prefetch. The order is a pure function of (seed, step), whatever the number of hosts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -15,15 +15,15 @@ Mixture = Sequence[tuple[range, float]]
 Transform = Callable[..., Row]  # of a row and the numbers that determine the result
 
 _PREFETCH = 4  # batches that a thread prepares ahead of the device
-_ENDLESS = 1 << 50  # steps; small enough that grain's float division, rows / rows a batch, is exact
+_ENDLESS = 1 << 50  # steps; small enough that grain's float division, rows / rows per batch, is exact
 
 
 class IndexedBatches:
-    """Endless batches of rows, indexed by step, in a new order each epoch; perhaps of several parts in fixed shares.
+    """Endless batches indexed by step, shuffled anew each epoch; with a mixture, each part has a fixed share.
 
     Rows are numbered over all epochs, and step i has rows i·B … (i+1)·B − 1: no row is skipped or repeated at the end
     of an epoch, and the step alone is enough to resume. Each host reads its share of the rows, so that together the
-    hosts place the same batch as a single host.
+    hosts form the same batch as a single host.
     """
 
     def __init__(
@@ -36,18 +36,19 @@ class IndexedBatches:
         transform: Transform | None = None,
         mixture: Mixture = (),
     ):
-        """Starts at a given step.
+        """Starts at a step.
 
         Args:
             rows: the rows of the training split.
             share: this host's share of each batch.
             seed: seed of the order.
             start_step: step of the first batch.
-            transform: makes the final row, given seed, epoch and the row's number.
-            mixture: numbers of the rows of each part, and its share of all rows; every part has its own order and
-                epochs. Empty: the rows have no parts.
+            transform: makes the final row from a packed one, seed, epoch and the row's number.
+            mixture: numbers of the rows of each part, and its share of all rows; the parts are shuffled, and repeated
+                in epochs, apart from each other. Empty: the rows have no parts.
         """
 
+        # Shuffle each part by itself, so that the rows of one do not depend on how long the others are.
         def order(part: range, seed: int) -> grain.MapDataset:
             def make(i: int, number: int) -> Row:
                 row = rows[number]
@@ -57,10 +58,11 @@ class IndexedBatches:
 
         if mixture:
             parts = [order(part, seed + number) for number, (part, _) in enumerate(mixture)]
-            of_all = _Mixed(parts, [share for _, share in mixture])
+            mixed = _Mixed(parts, [share for _, share in mixture])
         else:
-            of_all = order(range(len(rows)), seed)
-        mine = _Shared(of_all, share).batch(len(share.rows), batch_fn=stack)
+            mixed = order(range(len(rows)), seed)
+        # Each host reads only its rows of every batch; a thread prepares batches ahead of the device.
+        mine = _Shared(mixed, share).batch(len(share.rows), batch_fn=stack)
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH)
         self._batches = iter(mine[start_step:].to_iter_dataset(options))
 
@@ -73,7 +75,7 @@ class IndexedBatches:
         return next(self._batches)
 
     def state(self) -> None:
-        """None: the step is all the state there is."""
+        """None: the step is the only state."""
 
 
 class FixedRows:
@@ -85,7 +87,7 @@ class FixedRows:
 
     @property
     def ranges(self) -> list[range]:
-        """Of a mixture: numbers of the rows of each part."""
+        """Numbers of the rows of each part of a mixture."""
         rows: Any = self._rows
         return rows.ranges
 
@@ -99,7 +101,7 @@ class FixedRows:
 
 
 class _Mixed(grain.MapDataset):
-    """Endless parts in fixed shares, not drawn at random: of the first n elements each has its share to about one.
+    """Interleaves endless parts in fixed shares, without chance: of the first n elements each has its share, ± about 1.
 
     The first part gets its share of all, rounded to the nearest, the next one its share of those that are left, and so
     on. Shares are read as the decimal numbers that they are written as, so that no rounding adds up.
@@ -114,6 +116,7 @@ class _Mixed(grain.MapDataset):
         return min(map(len, self._parents))
 
     def __getitem__(self, i: int) -> Any:
+        # Element i is in the first part whose rounded share grows at i; else count it among those left.
         for part, share in enumerate(self._of_those_left):
             before, after = (_nearest(n * share.numerator, share.denominator) for n in (i, i + 1))
             if after > before:
@@ -128,7 +131,7 @@ def _nearest(a: int, b: int) -> int:
 
 
 class _Shared(grain.MapDataset):
-    """A share of each batch of elements."""
+    """One host's elements of each batch (host sharding)."""
 
     def __init__(self, parent: grain.MapDataset, share: Share):
         super().__init__(parent)
@@ -138,12 +141,12 @@ class _Shared(grain.MapDataset):
         return min(len(self._parent) // self._size, _ENDLESS) * len(self._rows)
 
     def __getitem__(self, i: int) -> Any:
-        batch, place = divmod(i, len(self._rows))
-        return self._parent[batch * self._size + self._rows[place]]
+        batch, row = divmod(i, len(self._rows))
+        return self._parent[batch * self._size + self._rows[row]]
 
 
 def evaluation_batches(rows: Rows, share: Share, limit: int = 0, parts: int = 1) -> Iterator[Batch]:
-    """Every row once, in order; the last batch is padded. With a limit, batches that are spread evenly over them.
+    """Evaluation batches: every row once, in order, the last batch padded. With a limit, some of them, spread evenly.
 
     Args:
         rows: the rows of a split.
@@ -156,6 +159,7 @@ def evaluation_batches(rows: Rows, share: Share, limit: int = 0, parts: int = 1)
     Yields:
         This host's rows of each share, as dicts of arrays of L columns.
     """
+    # All batches have the same shape, so the last one is padded with rows that are no target.
     padding = {name: np.zeros_like(x) for name, x in rows[0].items()}
     for batch in chosen_rows(len(rows), share.batch_size * parts, limit):
         for first in batch[:: share.batch_size]:
@@ -168,9 +172,10 @@ def chosen_rows(count: int, batch_size: int, limit: int = 0) -> list[range]:
 
     Args:
         count: number of rows of the split.
-        batch_size: rows of a whole batch.
+        batch_size: rows of a batch, over all hosts.
         limit: number of batches; 0 = all.
     """
+    # The chosen batches start at even distances, the first one at row 0.
     batches = -(-count // batch_size)
     chosen = min(batches, limit) if limit else batches
     starts = (i * batches // chosen * batch_size for i in range(chosen))

@@ -1,8 +1,8 @@
-"""Whole documents in streams, for a state that is carried from row to row.
+"""Batches for a state that is carried from row to row: each row of a batch is a stream of documents, none packed.
 
-A batch has as many streams as rows. A stream reads its documents one after another, row by row; each begins a row of
-its own, and its last row ends in padding. So a row either begins a document, at position 0, or goes on from the row at
-the same place in the batch before.
+A batch has as many streams as rows. A stream reads its documents one after another, row by row; each begins a new
+row, and its last row ends in padding. So a row either begins a document, at position 0, or goes on from the row with
+the same index in the batch before.
 """
 
 import heapq
@@ -22,14 +22,14 @@ _ORDER = 0x0D0C  # keeps the order of documents separate from other random numbe
 
 
 class CarriedBatches:
-    """Endless batches, of all documents once an epoch, in a new order each epoch.
+    """Endless batches of carried rows: all documents once an epoch, shuffled anew each epoch.
 
     A document goes to the stream that is free first. Which stream reads what is computed without reading any text, so
     the step alone is enough to resume, and hosts need not talk.
     """
 
     def __init__(self, store: TokenizedText, length: int, share: Share, *, seed: int, start_step: int = 0):
-        """Starts at a given step.
+        """Starts at a step.
 
         Args:
             store: the tokens of the training split.
@@ -42,6 +42,7 @@ class CarriedBatches:
 
         def endless() -> Iterator[int]:
             for epoch in itertools.count():
+                # A function of the epoch alone, so that a resumed run draws the same order.
                 draw = np.random.default_rng(np.random.SeedSequence((seed, epoch, _ORDER)))
                 yield from draw.permutation(len(documents)).tolist()
 
@@ -56,20 +57,20 @@ class CarriedBatches:
         return next(self._batches)
 
     def state(self) -> None:
-        """None: the step is all the state there is."""
+        """None: the step is the only state."""
 
 
 def carried_once(
     split: TokenizedText | Examples, length: int, share: Share, limit: int = 0, first: int | None = None
 ) -> Iterator[Batch]:
-    """Every document once, in order; streams that have no more documents get padding.
+    """Evaluation batches of carried rows: every document once, in order; streams without further documents get padding.
 
     Args:
         split: the tokens of a split, or examples that all have a `size`.
         length: L.
         share: this host's share of each batch.
         limit: number of batches; 0 = all.
-        first: tokens at the beginning of each document of text that are read, in whole rows; None: all.
+        first: tokens at the beginning of each document of text that are read, rounded up to rows; None: all.
 
     Yields:
         This host's rows of each batch, as dicts of arrays of L columns.
@@ -97,7 +98,7 @@ class _Documents(Protocol):
 
 
 class _Texts:
-    """Documents of text."""
+    """The documents of a text as rows, cut on access."""
 
     def __init__(self, store: TokenizedText, length: int, first: int | None = None):
         self._first = first
@@ -113,27 +114,28 @@ class _Texts:
 
     def row(self, document: int, number: int) -> Row:
         """A row of a document."""
-        place = number * self.length
-        first = int(self._starts[document]) + place
+        offset = number * self.length
+        first = int(self._starts[document]) + offset
+        # Inputs and targets overlap by all but one token; a document's last row is shorter.
         window = np.asarray(self._tokens[first : min(first + self.length + 1, self._starts[document + 1])], np.int32)
         arrays, count = empty_row(self.length), len(window) - 1
         arrays["inputs_BxL"][:count] = window[:-1]
         arrays["targets_BxL"][:count] = window[1:]
         arrays["loss_mask_BxL"][:count] = 1
         arrays["segment_ids_BxL"][:count] = 1
-        arrays["positions_BxL"][:count] = place + np.arange(count)
+        arrays["positions_BxL"][:count] = offset + np.arange(count)
         return arrays
 
 
 class _LongExamples:
-    """Examples of one size, each longer than a row perhaps."""
+    """Examples of one size as rows, cut on access; an example may be longer than a row."""
 
     def __init__(self, examples: Any, length: int):
-        self._whole = ExampleRows(examples, examples.size, begin=0)
+        self._rows = ExampleRows(examples, examples.size, begin=0)
         self._tokens, self.length = examples.size, length
 
     def __len__(self) -> int:
-        return len(self._whole)
+        return len(self._rows)
 
     def rows(self, document: int) -> int:
         """The same for all."""
@@ -142,22 +144,24 @@ class _LongExamples:
 
     def row(self, document: int, number: int) -> Row:
         """A part of the row that the example would fill."""
-        here = slice(number * self.length, (number + 1) * self.length)
-        found = empty_row(self.length)
-        for name, array in self._whole[document].items():
-            found[name][: len(array[here])] = array[here]
-        return found
+        window = slice(number * self.length, (number + 1) * self.length)
+        arrays = empty_row(self.length)
+        for name, array in self._rows[document].items():
+            arrays[name][: len(array[window])] = array[window]
+        return arrays
 
 
 def _batches(documents: _Documents, order: Iterable[int], share: Share, start: int) -> Iterator[Batch]:
     """Batches from number `start` on, until all documents of the order are read."""
     coming = iter(order)
-    # When each stream is free, and which stream that is: the first is at the top, the lower number if there are two.
+    # A heap of streams, so that the assignment needs only the lengths of the documents, and no text.
+    # When each stream is free, and which stream that is: the first is at the top, of two the lower number.
     free = [(0, stream) for stream in range(share.batch_size)]
     reading: dict[int, tuple[int, int]] = {}  # stream -> document, and the batch that it began in
     padding = empty_row(documents.length)
     row = lambda document, begin, batch: documents.row(document, batch - begin)
     for batch in itertools.count(start):
+        # Streams whose document has ended take the next one, and leave the heap when none is left.
         while free and free[0][0] <= batch:
             begin, stream = free[0]
             document = next(coming, None)

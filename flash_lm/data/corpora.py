@@ -1,4 +1,4 @@
-"""The table of corpora: what a row says of a corpus and how it is loaded; and the rows of text."""
+"""The registry of corpora: what an entry declares, how it is loaded, and the entries of text corpora."""
 
 import dataclasses
 import itertools
@@ -12,17 +12,17 @@ from flash_lm.data.text_files import stdlib, text_files
 
 @dataclasses.dataclass(frozen=True)
 class CorpusKind:
-    """A row.
+    """A registry entry: how a corpus is loaded, and which keys and commands it takes.
 
     Attributes:
         load: for text: a function of `config.data` and each section that returns a `data.corpus.Corpus`. For examples:
             a function of `config.data`, what a run knows of its corpus and each section; returns an ExampleCorpus.
-        examples: whether each row is an example with its own tokens; otherwise it is text, to be tokenised and packed.
+        examples: whether each row is an example that has tokens already; otherwise text, to be tokenised and packed.
         answers: what generate and serve can do with a causal model of this corpus; None: nothing.
-        mixes: whether data.mixture may name several places of it.
+        mixes: whether data.mixture may name several sources of it.
         reads_path: whether the corpus reads data.path.
-        labelled: given `config.data`, whether its examples or documents have labels.
-        paired: given `config.data`, whether its documents are pairs, each of which is an example.
+        labelled: whether its examples or documents have labels, by `config.data`.
+        paired: whether its documents are pairs, each of which is an example, by `config.data`.
         ends_in_values: whether the last 256 words of its vocabulary are the values of a byte.
         sections: its sections of keys in `config.data`.
         problems: sentences on what is wrong with a config that uses it.
@@ -41,7 +41,7 @@ class CorpusKind:
 
 
 def register_corpus(name: str, row: CorpusKind) -> None:
-    """Adds a row to the table of corpora, for `data.corpus`."""
+    """Adds an entry to the registry of corpora, for `data.corpus`."""
     CORPORA.register(name, row)
 
 
@@ -60,21 +60,22 @@ def needs_path(what: str) -> Callable[[DataConfig], list[str]]:
     return problems
 
 
-def _of_hugging_face(config: DataConfig) -> list[str]:
-    found = needs_one_place(config)
+def _hugging_face_problems(config: DataConfig) -> list[str]:
+    problems = needs_one_source(config)
+    # Each of the columns must be a different one.
     columns = {name: getattr(config, name) for name in ("text_column", "label_column", "pair_column")}
     for (one, a), (other, b) in itertools.combinations(columns.items(), 2):
         if a and a == b:
-            found.append(f"data.{other} and data.{one} are both {a}: name two columns")
+            problems.append(f"data.{other} and data.{one} are both {a}: name two columns")
     if not config.label_column and config.label_share < 1:
-        found.append("data.label_share is of texts with labels: set data.label_column")
+        problems.append("data.label_share is of texts with labels: set data.label_column")
     for name in ("label_column", "pair_column"):
         if columns[name] and config.streaming:
-            found.append(f"data.{name} needs data.streaming=False: it is read at the start")
-    return found
+            problems.append(f"data.{name} needs data.streaming=False: it is read at the start")
+    return problems
 
 
-def needs_one_place(config: DataConfig) -> list[str]:
+def needs_one_source(config: DataConfig) -> list[str]:
     """A sentence if not just one of data.path and data.name is set."""
     if bool(config.path) != bool(config.name):
         return []
@@ -89,7 +90,7 @@ TEXT = CorpusKind(text_files, mixes=True, problems=needs_path("a file, a folder 
 HUGGING_FACE = CorpusKind(
     _hugging_face,
     mixes=True,
-    problems=_of_hugging_face,
+    problems=_hugging_face_problems,
     labelled=lambda config: config.label_column is not None,
     paired=lambda config: config.pair_column is not None and config.label_column is None,
 )

@@ -10,7 +10,7 @@ WHOLE = "whole"  # an extra split: all documents; for a data set, those of data.
 
 
 class Piece(NamedTuple):
-    """A part of a document's text, at most about a megabyte, cut at the end of a line if possible.
+    """A chunk of a document's text, at most about a megabyte, cut at the end of a line if possible.
 
     text: the text.
     begins_document: whether it is the first of its document.
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class DocumentStream(Protocol):
-    """Documents that are read during training; the position in the stream can be saved and restored."""
+    """The interface of a streamed training split, whose position can be saved and restored."""
 
     def share(self, host: int, hosts: int) -> "DocumentStream":
         """The documents of one host."""
@@ -43,7 +43,7 @@ class DocumentStream(Protocol):
 
 
 class Corpus(Protocol):
-    """A corpus is read as a stream; a document is one or more pieces.
+    """The interface of a corpus, which is read piece by piece; a document is one or more pieces.
 
     Attributes:
         name: name for messages and the cache.
@@ -66,6 +66,7 @@ class Corpus(Protocol):
 
 def cut(text: str) -> Iterator[Piece]:
     """Cuts a document into pieces; none if it is all white space."""
+    # Cut after the last line end within the limit; a longer line is cut in the middle.
     start = 0 if text.strip() else len(text)
     while start < len(text):
         end = len(text)

@@ -1,8 +1,8 @@
-"""Pairs of lines of equal length: the first is given, and the second is predicted, character by character.
+"""Couplets, pairs of lines of equal length: the second is predicted from the first, character by character.
 
 A row is <s> first <s> second. The pairs come from one parquet file a split, with columns `first` and `second`, or from
-the two files `in.txt` and `out.txt`: one pair a line, characters with or without spaces between them. The files are in
-the folder itself or in one folder a split.
+the two files `in.txt` and `out.txt`: one pair per line, characters with or without spaces between them. The files are
+in the folder itself or in one folder per split.
 """
 
 import collections
@@ -28,7 +28,7 @@ _HELD_OUT = 50  # a missing split gets one pair in this many of the training spl
 
 
 class Couplets:
-    """One split of couplets."""
+    """A split of couplets as examples."""
 
     def __init__(self, pairs: list[Pair], tokenizer: CharacterTokenizer):
         """Encodes each pair on access."""
@@ -54,7 +54,7 @@ def question(first: np.ndarray, tokenizer: CharacterTokenizer) -> np.ndarray:
 def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) -> ExampleCorpus:
     """The pairs in the folder `data.path`; tokens are the characters of the training split, frequent ones first.
 
-    Given a tokenizer, its characters are used instead.
+    With a tokenizer, its characters are used instead.
 
     A missing split is held out of the training split by the hash of a pair's first line, so that no first line is in
     both. Characters that the training split lacks all become one unknown token, which counts as a target.
@@ -69,6 +69,7 @@ def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) ->
             f"data.path={config.path} has no couplets: give a folder with train.parquet (columns first and second), or "
             f"with {' and '.join(_FILES)}, in it or in its folder train/"
         )
+    # Hold out missing splits by a hash of the first line.
     missing = [name for name in SPLITS if name not in splits]
     if missing:
         parts = [[pair for pair in splits["train"] if _bucket(pair) == i] for i in range(len(missing))]
@@ -76,9 +77,11 @@ def couplets(config: DataConfig, tokenizer: CharacterTokenizer | None = None) ->
         splits |= dict(zip(missing, parts, strict=True))
     if empty := [name for name in SPLITS if not splits[name]]:
         raise InputError(f"data.path={config.path} leaves no couplet for {', '.join(empty)}: give more pairs")
+    # The vocabulary comes from the training split; ties are broken by the character, so that ids are reproducible.
     if tokenizer is None:
         counts = collections.Counter(character for pair in splits["train"] for line in pair for character in line)
         tokenizer = CharacterTokenizer("".join(sorted(counts, key=lambda x: (-counts[x], x))))
+    # The fingerprint covers the pairs of all splits, in order.
     lines = ([f"{name} {len(splits[name])}", *(line for pair in splits[name] for line in pair)] for name in SPLITS)
     digest = hashlib.sha256("\n".join(itertools.chain.from_iterable(lines)).encode())
     examples = {name: Couplets(splits[name], tokenizer) for name in SPLITS}
@@ -93,14 +96,16 @@ def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
     """The pairs of a split; None if it has no files."""
     parquet = folder / f"{split}.parquet"
     if parquet.exists():
-        return _checked(_parquet_pairs(parquet), str(parquet))
-    for place in (folder / split, *([folder] if split == "train" else [])):
-        if all((place / name).exists() for name in _FILES):
-            lines = [_lines(place / name) for name in _FILES]
+        return _check_pairs(_parquet_pairs(parquet), str(parquet))
+    for path in (folder / split, *([folder] if split == "train" else [])):
+        if all((path / name).exists() for name in _FILES):
+            lines = [_lines(path / name) for name in _FILES]
             if len(lines[0]) != len(lines[1]):
                 listed = " and ".join(f"{name} {len(x)}" for name, x in zip(_FILES, lines, strict=True))
-                raise InputError(f"the files of {place} must have as many lines as each other: {listed}")
-            return _checked((("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(place))
+                raise InputError(f"the files of {path} must have as many lines as each other: {listed}")
+            return _check_pairs(
+                (("".join(a.split()), "".join(b.split())) for a, b in zip(*lines, strict=True)), str(path)
+            )
     return None
 
 
@@ -115,6 +120,7 @@ def _parquet_pairs(path: pathlib.Path) -> Iterable[Pair]:
         table = file.read(columns=["first", "second"])
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    # An empty cell is an empty line, which `_check_pairs` reports with its number.
     columns = [table[name].to_pylist() for name in ("first", "second")]
     if other := {type(text).__name__ for column in columns for text in column} - {"str", "NoneType"}:
         raise InputError(
@@ -130,15 +136,15 @@ def _lines(path: pathlib.Path) -> list[str]:
         raise InputError(f"{path} is not UTF-8 at byte {error.start}") from None
 
 
-def _checked(pairs: Iterable[Pair], where: str) -> list[Pair]:
-    found = list(pairs)
-    for number, (first, second) in enumerate(found, start=1):
+def _check_pairs(pairs: Iterable[Pair], where: str) -> list[Pair]:
+    checked = list(pairs)
+    for number, (first, second) in enumerate(checked, start=1):
         if not first or len(first) != len(second):
             raise InputError(
                 f"{where}: pair {number} has {len(first)} and {len(second)} characters: both must have "
                 "the same number, one or more"
             )
-    return found
+    return checked
 
 
 COUPLETS = CorpusKind(

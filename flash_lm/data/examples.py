@@ -1,4 +1,4 @@
-"""Corpora of examples: each example is one row, with a given part and a part to be predicted from it."""
+"""Corpora of examples: each example is one row, with a prefix and a part to be predicted from it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ NO_TARGET = -1
 
 
 class Example(NamedTuple):
-    """One example.
+    """The tokens of an example, and which of them are targets.
 
     Attributes:
         ids: its tokens, (n,) int32; where each is predicted from those before it, they start with begin-of-text.
@@ -30,7 +30,7 @@ class Example(NamedTuple):
 
 
 class Examples(Protocol):
-    """One split of examples.
+    """The interface of a split of examples.
 
     Attributes:
         longest: number of tokens that a row needs for the longest example, to predict each from those before.
@@ -55,14 +55,14 @@ class Examples(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ExampleCorpus:
-    """All splits with their tokenizer.
+    """A corpus of examples: all splits with their tokenizer.
 
     Attributes:
         name: name of the corpus.
         fingerprint: hash of the content.
-        tokenizer: the corpus's own tokenizer.
+        tokenizer: the tokenizer that comes with the corpus.
         splits: splits by name.
-        labels: names of the labels; empty: there are none.
+        labels: names of the labels; empty: no labels.
         stream: None, since it is not read during training.
         parts: empty, since it is no mixture.
     """
@@ -77,10 +77,10 @@ class ExampleCorpus:
 
 
 class ExampleRows:
-    """One example a row, followed by padding."""
+    """Rows of one example each, followed by padding."""
 
     def __init__(self, examples: Examples, length: int, begin: int):
-        """Rows of `length` tokens; `begin` is not used, since each example has its own begin-of-text.
+        """Rows of `length` tokens; `begin` is not used, since an example contains begin-of-text.
 
         Raises:
             InputError: an example does not fit in a row.
@@ -99,6 +99,7 @@ class ExampleRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
+        # Without explicit targets, each token after the prefix is predicted from those before it.
         example = self._examples.example(row, self._length)
         if example.targets is None:
             inputs, targets = example.ids[:-1], example.ids[1:]

@@ -51,26 +51,28 @@ def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
     path = os.path.expanduser(path)
     if os.path.isfile(path):
         return [DataFile(path)]
+    # A folder stands for all files below it; a glob is matched from the deepest folder that it names literally.
     is_folder = os.path.isdir(path)
     root, parts = (path, ("**", "*")) if is_folder else _literal_root(path)
-    paths = sorted(found for found in _walk(root, parts) if os.path.isfile(found))
+    paths = sorted(file for file in _walk(root, parts) if os.path.isfile(file))
     if is_folder and endings:
-        paths = [found for found in paths if found.endswith(tuple(endings))]
-    files = _once([(found, split_of(os.path.relpath(found, root or "."))) for found in paths])
+        paths = [file for file in paths if file.endswith(tuple(endings))]
+    files = _unique_files([(file, split_of(os.path.relpath(file, root or "."))) for file in paths])
+    # Decide on the files whose names say no split.
     named = {split for _, split in files}
     if not is_folder and len(named) == 1:
-        return [DataFile(found) for found, _ in files]
+        return [DataFile(file) for file, _ in files]
     if {"train", None} <= named:
-        unnamed = [found for found, split in files if split is None]
-        named_train = [found for found, split in files if split == "train"]
+        unnamed = [file for file, split in files if split is None]
+        named_train = [file for file, split in files if split == "train"]
         if len(unnamed) > len(named_train):
             raise InputError(
                 f"{len(unnamed)} files, such as {unnamed[0]}, would be left out, since names such as {named_train[0]} "
                 "say which ones are for training: rename these, or give a glob of the files that you mean"
             )
         warn_once(f"files whose names say no split are left out: {len(unnamed)}, such as {unnamed[0]}")
-        files = [(found, split) for found, split in files if split]
-    return [DataFile(found, split or "train") for found, split in files]
+        files = [(file, split) for file, split in files if split]
+    return [DataFile(file, split or "train") for file, split in files]
 
 
 def split_of(path: str) -> str | None:
@@ -80,9 +82,9 @@ def split_of(path: str) -> str | None:
     file's name before that of its folder.
     """
     names = path.lower().split(os.sep)[::-1]
-    whole = [_SPLIT_OF_WORD.get(name) for name in (names[0].split(".")[0], *names[1:])]
+    splits = [_SPLIT_OF_WORD.get(name) for name in (names[0].split(".")[0], *names[1:])]
     parts = [_SPLIT_OF_WORD.get(word) for name in names for word in _SEPARATORS.split(name)]
-    return next((split for split in (*whole, *parts) if split), None)
+    return next((split for split in (*splits, *parts) if split), None)
 
 
 @functools.cache
@@ -91,19 +93,19 @@ def warn_once(line: str) -> None:
     _log.warning("%s", line)
 
 
-def _once(files: list[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
+def _unique_files(files: list[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
     """Leaves out further paths to a file, whether by symbolic or by hard links; the path that says a split is kept."""
-    found: dict[tuple[int, int], tuple[str, str | None]] = {}
+    by_inode: dict[tuple[int, int], tuple[str, str | None]] = {}
     for path, split in files:
         status = os.stat(path)
-        first, its_split = found.setdefault((status.st_dev, status.st_ino), (path, split))
+        first, its_split = by_inode.setdefault((status.st_dev, status.st_ino), (path, split))
         if split and its_split and split != its_split:
             raise InputError(
                 f"{first} and {path} are the same file, named as {its_split} and as {split}: remove one of them"
             )
         if split and not its_split:
-            found[status.st_dev, status.st_ino] = path, split
-    return sorted(found.values())
+            by_inode[status.st_dev, status.st_ino] = path, split
+    return sorted(by_inode.values())
 
 
 def _literal_root(path: str) -> tuple[str, tuple[str, ...]]:
@@ -121,17 +123,18 @@ def _walk(folder: str, parts: Sequence[str]) -> Iterator[str]:
     if not parts:
         yield folder
         return
+    # ** stands for any number of folders; other patterns for one name each.
     first, rest = parts[0], parts[1:]
     if first == "**":
         for below in _folders(folder):
             yield from _walk(below, rest or ("*",))
     elif not glob.has_magic(first):
-        if os.path.lexists(found := os.path.join(folder, first)):
-            yield from _walk(found, rest)
+        if os.path.lexists(path := os.path.join(folder, first)):
+            yield from _walk(path, rest)
     else:
-        for found in glob.iglob(os.path.join(glob.escape(folder), first)):
-            if not rest or os.path.isdir(found):
-                yield from _walk(found, rest)
+        for path in glob.iglob(os.path.join(glob.escape(folder), first)):
+            if not rest or os.path.isdir(path):
+                yield from _walk(path, rest)
 
 
 def _folders(root: str) -> Iterator[str]:

@@ -38,7 +38,7 @@ class HuggingFaceTokenizer:
             self._tokenizer = Tokenizer.from_str(json.dumps(about["tokenizer"]))
         except Exception as error:  # the library raises nothing more specific
             raise InputError(f"not a tokenizer of Hugging Face's `tokenizers`: {str(error).splitlines()[0]}") from None
-        self._of_bytes = _is_of_bytes(about["tokenizer"])
+        self._byte_level = _is_byte_level(about["tokenizer"])
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # text that spells a special token is text
@@ -63,9 +63,9 @@ class HuggingFaceTokenizer:
             InputError: not a tokenizer, or these tokens are missing.
         """
         about = {"begin": 0, "end": 0, "tokenizer": tokenizer}
-        found = cls(json.dumps(about).encode())
-        ids = [found._tokenizer.token_to_id(x) if isinstance(x, str) else x for x in (begin, end)]
-        if any(i is None or not 0 <= i < found.vocab_size for i in ids):
+        made = cls(json.dumps(about).encode())
+        ids = [made._tokenizer.token_to_id(x) if isinstance(x, str) else x for x in (begin, end)]
+        if any(i is None or not 0 <= i < made.vocab_size for i in ids):
             raise InputError(f"the tokenizer has no begin-of-text {begin!r} or no end-of-text {end!r}")
         return cls(json.dumps(about | dict(zip(("begin", "end"), ids, strict=True))).encode())
 
@@ -85,11 +85,12 @@ class HuggingFaceTokenizer:
         added, vocab = content.get("added_tokens") or [], content["model"]["vocab"]
         left_out = {x["content"] for x in added if x["id"] >= rows and x["special"] and x["id"] not in ends}
         ids = vocab.items() if isinstance(vocab, dict) else ((piece[0], i) for i, piece in enumerate(vocab))
-        places = {"added_tokens": [(x["content"], x["id"]) for x in added], "model.vocab": [*ids]}
-        used = {name: (i, place) for place, all_ in places.items() for name, i in all_ if i >= rows}
+        sections = {"added_tokens": [(x["content"], x["id"]) for x in added], "model.vocab": [*ids]}
+        # An id beyond the rows has no embedding: its token must be an added special one, which can be left out.
+        used = {name: (i, section) for section, all_ in sections.items() for name, i in all_ if i >= rows}
         if kept := [
-            f"{name!r} (id {i}{', an end of texts' if i in ends else ''}) of {place}"
-            for name, (i, place) in used.items()
+            f"{name!r} (id {i}{', an end of texts' if i in ends else ''}) of {section}"
+            for name, (i, section) in used.items()
             if name not in left_out
         ]:
             more = f" and {len(kept) - _LISTED} more" if len(kept) > _LISTED else ""
@@ -97,6 +98,7 @@ class HuggingFaceTokenizer:
                 f"{rows} rows of embeddings for {self.vocab_size} tokens: delete {', '.join(kept[:_LISTED])}{more} "
                 "from tokenizer.json, or give config.json the vocab_size of the weights if they have more rows"
             )
+        # Take the tokens out of all lists, and padding, which may refer to one of them.
         content["added_tokens"] = [x for x in added if x["content"] not in left_out]
         pieces = [x for x in vocab if (x if isinstance(vocab, dict) else x[0]) not in left_out]
         content["model"]["vocab"] = {x: vocab[x] for x in pieces} if isinstance(vocab, dict) else pieces
@@ -105,8 +107,8 @@ class HuggingFaceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, without special tokens."""
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.asarray(encoding.ids, np.int32) for encoding in found]
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; special tokens are left out."""
@@ -117,7 +119,7 @@ class HuggingFaceTokenizer:
         piece = self._tokenizer.id_to_token(i) if i < self.vocab_size else None
         if piece is None or (i in self._added and self._added[i].special):
             return b""
-        if self._of_bytes:
+        if self._byte_level:
             spelled = _byte_of_character()
             return piece.encode() if i in self._added else bytes(spelled[character] for character in piece)
         if len(piece) == 6 and piece.startswith("<0x"):
@@ -145,12 +147,13 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
             Without these files they are the special tokens of a usual name, such as </s>.
 
     Raises:
-        InputError: it cannot be read, or there is no end-of-text token.
+        InputError: it cannot be read, or it has no end-of-text token.
     """
     folder = path if path.is_dir() else path.parent
     file = path / "tokenizer.json" if path.is_dir() else path
     names = (folder / "tokenizer_config.json", folder / "config.json")
     words, ids = (read_json(name) if name.exists() else {} for name in names)
+    # Prefer what the model's files say; without any, look for special tokens of usual names.
     begin, end = (_special(words, ids, name) for name in _USUAL)
     content = read_json(file)
     if end is None and not words and not ids:
@@ -170,16 +173,16 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         InputError: it cannot be read, or is not a JSON object.
     """
     try:
-        found = load_json(path)
+        content = load_json(path)
     except OSError as error:
         raise InputError(
             f"cannot read {path}: {error.strerror or 'no file'}: name the folder of a downloaded model"
         ) from None
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object: download the model again")
-    return found
+    return content
 
 
 def _usual(tokenizer: dict[str, Any], names: Sequence[str]) -> str | None:
@@ -189,16 +192,17 @@ def _usual(tokenizer: dict[str, Any], names: Sequence[str]) -> str | None:
 
 
 def _special(words: Any, ids: Any, name: str) -> str | int | None:
-    """Begin- or end-of-text, as a token or an id; the first if there are several."""
-    found = words.get(f"{name}_token") or ids.get(f"{name}_token_id")
-    if isinstance(found, list) and found:
-        found = found[0]
-    if isinstance(found, dict):
-        found = found.get("content")
-    return found if isinstance(found, str | int) and not isinstance(found, bool) else None
+    """Begin- or end-of-text, as a token or an id; the first of several."""
+    # The files write it as text, as an id, as a list of ids, or as an object with its text.
+    token = words.get(f"{name}_token") or ids.get(f"{name}_token_id")
+    if isinstance(token, list) and token:
+        token = token[0]
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str | int) and not isinstance(token, bool) else None
 
 
-def _is_of_bytes(tokenizer: Any) -> bool:
+def _is_byte_level(tokenizer: Any) -> bool:
     """Whether pieces are written in characters that stand for bytes.
 
     Raises:

@@ -1,6 +1,6 @@
-"""How a model may read what is given of a row; each way says what it means to rows, configs, decoding and scores.
+"""Ways to read the unpredicted part of a row: causally, as a prefix or by an encoder; for rows, configs and decoding.
 
-A way of your own is a subclass of `Given` that overrides what differs; `Task(given=…)` takes an object of it.
+A further way is a subclass of `Given` that overrides what differs; `Task(given=…)` takes an object of it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:  # numpy, and what imports it, is not for a command's --help
 
 
 class Given:
-    """What is given stands before the rest of a row, and is read from left to right as the rest is.
+    """Reads the given part of a row causally, from left to right, as the rest; base class of the other ways.
 
     Attributes:
-        whole_texts: whether a whole text can be read and scored from left to right, as if nothing of it were given.
-        apart: whether what is given is a text of its own, so that a text cannot be continued.
+        whole_texts: whether a text can be read and scored from left to right, all of it predicted.
+        apart: whether the given part is a separate text, so that a text cannot be continued.
         scored: what `evaluate` prints after the number of scored tokens.
     """
 
@@ -31,7 +31,7 @@ class Given:
     scored = ""
 
     def packer(self, pack: str) -> Packer:
-        """Makes the rows of a split, given `data.pack`."""
+        """The packer that makes the rows of a split, for `data.pack`."""
         from flash_lm.data.splits import ROWS  # noqa: PLC0415 (not for benchmarks)
 
         return ROWS[pack]
@@ -48,12 +48,12 @@ class Given:
         """The number in the arrays that the task adds to a row of a benchmark, of `length` tokens."""
         return 1
 
-    def prompt(self, given: np.ndarray) -> np.ndarray:
+    def prompt(self, prefix: np.ndarray) -> np.ndarray:
         """The prompt of a pair, of what stands before its second text: first text and begin-of-text."""
-        return given
+        return prefix
 
-    def first(self, whole: np.ndarray, kept: np.ndarray, length: int) -> np.ndarray:
-        """The prompt of a pair that may be cut: its whole first text, and the prompt of the row that has both."""
+    def first(self, source: np.ndarray, kept: np.ndarray, length: int) -> np.ndarray:
+        """The prompt of a pair that may be cut: of its uncut first text, and of the prompt of the row that has both."""
         return kept
 
     def room(self, length: int) -> int:
@@ -69,20 +69,20 @@ class Given:
         return (prompt - 1) // 2
 
     def begun(self, prompt: np.ndarray, begin: np.ndarray) -> np.ndarray:
-        """The first tokens of a row, to which new ones are added, given begin-of-text."""
+        """The first tokens of a row, to which new ones are added; `begin` is begin-of-text."""
         return prompt
 
     def sources(self, prompts: Sequence[np.ndarray]) -> Sequence[np.ndarray] | None:
-        """What an encoder reads; None: there is none."""
+        """The source tokens that an encoder reads; None: no encoder."""
         return None
 
     def both_ways(self, lengths: Any) -> Any:
-        """How many tokens of prompts of these lengths see all others of them; None: those before them alone."""
+        """The number of tokens with bidirectional attention, of prompts of these lengths; None: all are causal."""
         return None
 
 
 class _Prefix(Given):
-    """What is given is a prefix that is seen both ways (`prefix_BxL`)."""
+    """Reads the given part as a prefix with bidirectional attention (`prefix_BxL`)."""
 
     whole_texts = False
     scored = " after a prefix"
@@ -91,7 +91,7 @@ class _Prefix(Given):
         return super().problems(config) + without_prefix(config.model.families)
 
     def filling(self, length: int) -> int:
-        """Half of the row is given."""
+        """The prefix is half of the row."""
         return length // 2
 
     def both_ways(self, lengths: Any) -> Any:
@@ -99,7 +99,7 @@ class _Prefix(Given):
 
 
 class _Source(Given):
-    """What is given is the source of an encoder (`source_BxM`); the row begins with begin-of-text."""
+    """Reads the given part with an encoder (`source_BxM`); the row begins with begin-of-text."""
 
     whole_texts = False
     apart = True
@@ -111,21 +111,21 @@ class _Source(Given):
         return SourceRows
 
     def problems(self, config: Config) -> list[str]:
-        found, task = [], config.task
+        sentences, task = [], config.task
         if config.model.encoder is None:
-            found.append(f"task={task} needs an encoder: set --config.model.encoder.family, such as transformer")
+            sentences.append(f"task={task} needs an encoder: set --config.model.encoder.family, such as transformer")
         if config.data.pack != "examples":
-            found.append(
+            sentences.append(
                 f"task={task} needs pairs: set data.pack=examples and a corpus of them, such as couplets, copy, "
                 "or hf with data.pair_column"
             )
-        return found
+        return sentences
 
-    def prompt(self, given: np.ndarray) -> np.ndarray:
-        return given[:-1]
+    def prompt(self, prefix: np.ndarray) -> np.ndarray:
+        return prefix[:-1]
 
-    def first(self, whole: np.ndarray, kept: np.ndarray, length: int) -> np.ndarray:
-        return whole[:length]
+    def first(self, source: np.ndarray, kept: np.ndarray, length: int) -> np.ndarray:
+        return source[:length]
 
     def room(self, length: int) -> int:
         """A source may be as long as a row."""

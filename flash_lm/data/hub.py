@@ -18,15 +18,16 @@ _HUB_TIMEOUT = 5  # seconds
 
 
 @contextlib.contextmanager
-def explained(config: DataConfig) -> Iterator[None]:
+def explain_errors(config: DataConfig) -> Iterator[None]:
     """Turns the library's errors into one line that says what to change, and silences its log messages.
 
     Raises:
-        InputError: in place of the library's exceptions.
+        InputError: instead of the library's exceptions.
     """
     import datasets  # noqa: PLC0415 (slow to import)
     from datasets.exceptions import DatasetNotFoundError, DatasetsError  # noqa: PLC0415
 
+    # Errors name the key that the user has set.
     source = f"data.name={config.name}" if config.name else f"data.path={config.path}"
     datasets.logging.set_verbosity(logging.CRITICAL + 1)
     if not config.name:  # a download should show its progress
@@ -56,7 +57,7 @@ def is_offline() -> bool:
 
 def is_reachable() -> bool:
     """Whether the hub answers at all within seconds."""
-    # In a thread, since an address lookup has no timeout of its own, and a name may have many addresses.
+    # In a thread, since an address lookup has no timeout, and a name may have many addresses.
     answers = []
 
     def ask() -> None:

@@ -34,7 +34,7 @@ _LABEL_TYPES = {
 
 
 class DatasetCorpus:
-    """A column of text; rows with only white space are left out."""
+    """A data set on disk, of which a column is text; rows with only white space are left out."""
 
     stream = None
 
@@ -53,7 +53,7 @@ class DatasetCorpus:
                 # All rows were counted once: another hold-out is another corpus.
                 identity = [*identity, "held out of the rows that have text"]
         self.name, self.fingerprint, self._config = _name(config), _fingerprint(identity), config
-        self._given = splits
+        self._available = splits
         self._sizes: dict[str, int] = {}
         self._kept: dict[str, list[Any]] = {}
 
@@ -69,7 +69,7 @@ class DatasetCorpus:
         Raises:
             InputError: too few rows to hold out the missing splits.
         """
-        for texts in _rows(self._config, self._of(split)):
+        for texts in _rows(self._config, self._rows_of(split)):
             for text in texts:
                 yield from cut(text)
 
@@ -79,7 +79,7 @@ class DatasetCorpus:
         Raises:
             InputError: a document has none.
         """
-        rows, kept = self._of(split), self._values(split)
+        rows, kept = self._rows_of(split), self._values(split)
         if missing := sum(_is_missing(rows, self._config.label_column, value) for value in kept):
             raise InputError(
                 f"{missing} documents of the {split} split have no label in column {self._config.label_column}: leave "
@@ -92,30 +92,30 @@ class DatasetCorpus:
         """The names of all labels of the training split, in the order of their values.
 
         Raises:
-            InputError: the data set names a label that no text has, or there is one label only.
+            InputError: the data set names a label that no text has, or has one label only.
         """
-        rows, column = self._of("train"), self._config.label_column
+        rows, column = self._rows_of("train"), self._config.label_column
         name, values = _names_of(rows, column), set(self._values("train"))
-        found = tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
-        if empty := [x for x in getattr(rows.features[column], "names", ()) if x not in found]:
+        names = tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
+        if empty := [x for x in getattr(rows.features[column], "names", ()) if x not in names]:
             raise InputError(
                 f"no text of the training split has the label {', '.join(empty)}, which column {column} names: add "
                 "some, or write the labels to another column as text"
             )
-        if len(found) == 1:
+        if len(names) == 1:
             raise InputError(
-                f"all texts of the training split have the same label in column {column}, {found[0]}: give it two "
+                f"all texts of the training split have the same label in column {column}, {names[0]}: give it two "
                 "or more"
             )
-        return found
+        return names
 
-    def _of(self, split: str) -> Dataset:
-        return self._given["train"] if split == WHOLE else self._splits[split]
+    def _rows_of(self, split: str) -> Dataset:
+        return self._available["train"] if split == WHOLE else self._splits[split]
 
     def _values(self, split: str) -> list[Any]:
         """The label's value of each row that has text; read once, since it goes through all texts."""
         if split not in self._kept:
-            rows = self._of(split)
+            rows = self._rows_of(split)
             values = zip(_rows(self._config, rows), rows[self._config.label_column], strict=True)
             self._kept[split] = [value for texts, value in values if texts]
         return self._kept[split]
@@ -123,12 +123,12 @@ class DatasetCorpus:
     @functools.cached_property
     def _splits(self) -> dict[str, Dataset]:
         """The splits, with the missing ones held out."""
-        missing = [name for name in SPLITS if name not in self._given]
-        return self._given if self._documents is None else _hold_out(self._given, missing, self._documents)
+        missing = [name for name in SPLITS if name not in self._available]
+        return self._available if self._documents is None else _hold_out(self._available, missing, self._documents)
 
 
 class StreamedCorpus:
-    """A column of text; only validation and test are read as a whole."""
+    """A streamed data set, of which a column is text; only validation and test are tokenised to disk."""
 
     def __init__(self, config: DataConfig, identity: Sequence[Any], splits: dict[str, Dataset]):
         """Holds missing splits out of the training split by each document's hash: the same on any number of hosts."""
@@ -147,6 +147,7 @@ class StreamedCorpus:
         elif split == WHOLE:
             texts = _texts(self._config, self._splits["train"])
         elif split in self._missing:
+            # Held-out documents are chosen by their hash, up to a fixed number.
             every = _texts(self._config, self._splits["train"])
             mine = (text for text in every if _bucket(text) == self._missing.index(split))
             texts = itertools.islice(mine, _STREAM_HELD_OUT)
@@ -157,14 +158,14 @@ class StreamedCorpus:
 
 
 class DatasetStream:
-    """The rows of a streamed data set, in order."""
+    """The training documents of a streamed data set, in order."""
 
     def __init__(self, config: DataConfig, rows: Dataset, held_out: int):
         """Does not read anything yet; documents whose bucket is below `held_out` are left out."""
         self._config, self._rows, self._held_out = config, rows, held_out
 
     def share(self, host: int, hosts: int) -> "DatasetStream":
-        """The documents of one host: whole files if they divide evenly, otherwise every hosts-th row."""
+        """The documents of one host (host sharding): by file if the files divide evenly, else every hosts-th row."""
         from datasets.distributed import split_dataset_by_node  # noqa: PLC0415 (slow to import)
 
         return DatasetStream(self._config, split_dataset_by_node(self._rows, host, hosts), self._held_out)
@@ -184,7 +185,7 @@ class DatasetStream:
 
 
 def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
-    """The data set `data.name` with `data.config`, or the local files of `data.path`.
+    """Loads the data set `data.name` with `data.config`, or the local files of `data.path`.
 
     Validation and test are the data set's splits of these names; a missing one is held out of the training split,
     document by document.
@@ -195,18 +196,20 @@ def hugging_face(config: DataConfig) -> DatasetCorpus | StreamedCorpus:
     if config.name and not hub.is_offline() and not hub.is_reachable():
         # Set before the import, which reads it: otherwise half a minute of retries comes before the error.
         os.environ["HF_HUB_OFFLINE"] = "1"
-    with hub.explained(config):
+    with hub.explain_errors(config):
         columns = [*_columns(config), *([config.label_column] if config.label_column else [])]
-        builder = _of_hub(config) if config.name else local_builder(config, columns)
+        builder = _hub_builder(config) if config.name else local_builder(config, columns)
         if config.path:  # before all of it is read
-            for split, theirs in _used(config, builder.config.data_files).items():
+            for split, theirs in _match_splits(config, builder.config.data_files).items():
                 _check_columns(config, split, first_row(builder, theirs))
+        # A stream is read later, in training; otherwise the library converts all files now, or has them in its cache.
         if config.streaming:
-            found = dict(builder.as_streaming_dataset())
+            datasets = dict(builder.as_streaming_dataset())
         else:
             builder.download_and_prepare()
-            found = dict(builder.as_dataset())
-        splits = {split: found[theirs] for split, theirs in _used(config, found).items()}
+            datasets = dict(builder.as_dataset())
+        splits = {split: datasets[theirs] for split, theirs in _match_splits(config, datasets).items()}
+        # The columns of the hub are only known now; a column without any text is an error in the config.
         for split, rows in splits.items():
             if config.name:
                 _check_columns(config, split, FirstRow(next(iter(rows), None), rows.features))
@@ -222,16 +225,16 @@ def _fingerprint(identity: Sequence[Any]) -> str:
     return hashlib.sha256(repr(list(identity)).encode()).hexdigest()
 
 
-def _used(config: DataConfig, names: Iterable[Any]) -> dict[str, str]:
+def _match_splits(config: DataConfig, names: Iterable[Any]) -> dict[str, str]:
     """The data set's name of each of our splits that it has.
 
     Raises:
         InputError: it has no data.split.
     """
-    there = [str(name) for name in names]
-    if config.split not in there:
-        raise InputError(f"no split {config.split} in the data set: --config.data.split is one of {', '.join(there)}")
-    return {"train": config.split} | {name: name for name in SPLITS[1:] if name in there and name != config.split}
+    names = [str(name) for name in names]
+    if config.split not in names:
+        raise InputError(f"no split {config.split} in the data set: --config.data.split is one of {', '.join(names)}")
+    return {"train": config.split} | {name: name for name in SPLITS[1:] if name in names and name != config.split}
 
 
 def _columns(config: DataConfig) -> list[str]:
@@ -252,7 +255,7 @@ def _texts(config: DataConfig, rows: Dataset, column: str | None = None) -> Iter
     Raises:
         InputError: a row cannot be read, or holds something other than text.
     """
-    with hub.explained(config):
+    with hub.explain_errors(config):
         for row in rows:
             text = row[column or config.text_column]
             if not isinstance(text, str | None):
@@ -269,15 +272,15 @@ def _with_text(config: DataConfig, rows: Dataset) -> np.ndarray:
     A run looks them up whenever it starts. So only rows without a visible ASCII character go through Python.
     """
     unsure = np.zeros(len(rows), bool)
-    with hub.explained(config):
+    with hub.explain_errors(config):
         tables = rows.select_columns(_columns(config)).with_format("arrow").iter(_LOOKED_AT)
         for number, table in enumerate(tables):
             for column in table.columns:
                 seen = _compute.fill_null(_compute.match_substring_regex(column, "[!-~]"), False)
                 unsure[number * _LOOKED_AT :][: len(seen)] |= ~np.asarray(seen)
-    places = np.flatnonzero(unsure)
-    blank = [not texts for texts in _rows(config, rows.select(places))]
-    return np.delete(np.arange(len(rows)), places[blank])
+    unsure_rows = np.flatnonzero(unsure)
+    blank = [not texts for texts in _rows(config, rows.select(unsure_rows))]
+    return np.delete(np.arange(len(rows)), unsure_rows[blank])
 
 
 def _bucket(text: str) -> int:
@@ -294,14 +297,14 @@ def _name(config: DataConfig) -> str:
     return path.parent.name if glob.has_magic(path.name) else path.stem
 
 
-def _of_hub(config: DataConfig) -> Any:
+def _hub_builder(config: DataConfig) -> Any:
     from datasets import load_dataset_builder  # noqa: PLC0415 (slow to import, and only this corpus needs it)
 
     return load_dataset_builder(config.name, config.config)
 
 
 def _content(config: DataConfig, builder: Any) -> Any:
-    """What identifies the content: hashes of local files; for the hub, data set, config, version and commit."""
+    """The identity of the content: hashes of local files; for the hub, data set, config, version and commit."""
     if config.name:
         return pathlib.Path(builder.cache_dir).parts[-4:]
     return {str(split): [_file_hash(path) for path in paths] for split, paths in builder.config.data_files.items()}
@@ -314,23 +317,25 @@ def _file_hash(path: str) -> str:
 
 def _hold_out(splits: dict[str, Dataset], missing: list[str], documents: np.ndarray) -> dict[str, Dataset]:
     """Documents held out of the training split for each missing one, spread evenly over its rows that have text."""
+    # Held-out documents are dealt in turn, so that each split covers all of the data set.
     rows = splits["train"]
     each = min(max(1, round(_HELD_OUT * len(documents))), _MOST_HELD_OUT)
     if len(documents) <= len(missing) * each:
         raise InputError(
             f"the data set has {len(documents)} rows with text, too few to hold out {' and '.join(missing)}"
         )
-    places = documents[np.linspace(0, len(documents) - 1, each * len(missing)).astype(np.int64)]
-    held = {name: rows.select(places[i :: len(missing)]) for i, name in enumerate(missing)}
-    return splits | held | {"train": rows.select(np.delete(np.arange(len(rows)), places))}
+    held_rows = documents[np.linspace(0, len(documents) - 1, each * len(missing)).astype(np.int64)]
+    held = {name: rows.select(held_rows[i :: len(missing)]) for i, name in enumerate(missing)}
+    return splits | held | {"train": rows.select(np.delete(np.arange(len(rows)), held_rows))}
 
 
 def _check_columns(config: DataConfig, split: str, first: FirstRow) -> None:
     """Checks that the columns of text hold text, and that of labels labels.
 
     Raises:
-        InputError: one does not, or there is no row.
+        InputError: one does not, or the split has no row.
     """
+    # A split without rows has no columns to check.
     row, features = first
     if row is None:
         raise InputError(f"the {split} split of the data set is empty: choose another --config.data.split")
@@ -345,12 +350,13 @@ def _check_columns(config: DataConfig, split: str, first: FirstRow) -> None:
                 else f"no column {column} of text"
             )
             raise InputError(f"{what} in the {split} split of the data set: {advice}")
+    # Labels are integers, text or truth values.
     if config.label_column:
         kinds = [name for name, feature in features.items() if getattr(feature, "dtype", "") in _LABEL_TYPES]
         if config.label_column not in kinds:
-            there = features.get(config.label_column)
+            labels = features.get(config.label_column)
             # In CSV one empty cell turns whole numbers into fractions.
-            holes = ", without empty cells" if str(getattr(there, "dtype", "")).startswith("float") else ""
+            holes = ", without empty cells" if str(getattr(labels, "dtype", "")).startswith("float") else ""
             raise InputError(
                 f"no column {config.label_column} of labels (whole numbers, text or truth values{holes}) in the "
                 f"{split} split of the data set: --config.data.label_column is one of {', '.join(kinds)}"

@@ -1,4 +1,4 @@
-"""Images as rows of pixels, one byte a token, from MNIST's idx files or from a data set of the hub.
+"""Images as rows of pixels, one byte per token, from MNIST's idx files or from a data set of the hub.
 
 A row is <s> and all pixels from the first line to the last (a pixel's channels follow each other); each value is
 predicted from those before it, or all of them together predict the image's label. Images may also be files in a folder,
@@ -15,7 +15,7 @@ import numpy as np
 
 from flash_lm.config.data import DataConfig
 from flash_lm.config.keys import key, section
-from flash_lm.data.corpora import CorpusKind, needs_one_place
+from flash_lm.data.corpora import CorpusKind, needs_one_source
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import Example, ExampleCorpus
 from flash_lm.data.tokenizer import SPECIALS, ByteTokenizer
@@ -37,8 +37,8 @@ class Images:
     """One split of images.
 
     Attributes:
-        pixels: N×…, uint8: images, lines, columns, and channels if there are any.
-        labels: N int32; None: there are none.
+        pixels: N×…, uint8: images, lines, columns, and perhaps channels.
+        labels: N int32; None: no labels.
     """
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray | None = None):
@@ -58,8 +58,8 @@ class Images:
         return Example(ids, label=None if self.labels is None else int(self.labels[number]))
 
 
-class _Found(NamedTuple):
-    """What a place has: pixels and labels by split, and the labels' names, which may be missing.
+class _LoadedImages(NamedTuple):
+    """Pixels and labels by split, as loaded, and the labels' names, which may be missing.
 
     `sorted`: its images come label by label.
     """
@@ -72,41 +72,43 @@ class _Found(NamedTuple):
 
 
 def images(config: DataConfig, options: ImageOptions) -> ExampleCorpus:
-    """The images in the folder `data.path`, or of `data.name` on the hub.
+    """Loads the images in the folder `data.path`, or of `data.name` on the hub.
 
     Raises:
         InputError: no such files or data set, or files of another kind.
     """
-    found = _of_hub(config, options) if config.name else _of_folder(config, options)
-    pixels, labels = found.pixels, found.labels
+    loaded = _load_from_hub(config, options) if config.name else _load_from_folder(config, options)
+    pixels, labels = loaded.pixels, loaded.labels
     if len(pixels["train"]) < _HELD_OUT:
-        raise InputError(f"{found.name} has {len(pixels['train'])} images to train on: give {_HELD_OUT} or more")
+        raise InputError(f"{loaded.name} has {len(pixels['train'])} images to train on: give {_HELD_OUT} or more")
     if "validation" not in pixels:
-        held = _held_out(len(pixels["train"]), found.sorted)
+        # Held-out images are spread evenly if the images are sorted by label.
+        held = _held_out(len(pixels["train"]), loaded.sorted)
         for arrays in (pixels, labels) if labels else (pixels,):
             arrays["train"], arrays["validation"] = arrays["train"][~held], arrays["train"][held]
     if empty := [split for split in SPLITS if not len(pixels[split])]:
-        raise InputError(f"{found.name} has no image for {', '.join(empty)}: give one or more")
+        raise InputError(f"{loaded.name} has no image for {', '.join(empty)}: give one or more")
     digest = hashlib.sha256()  # of the pixels alone, as in runs that are older than labels
     for split in SPLITS:
         digest.update(f"{split} {pixels[split].shape}".encode())
         digest.update(pixels[split].tobytes())
     splits = {split: Images(pixels[split], labels.get(split)) for split in SPLITS}
-    return ExampleCorpus(found.name, digest.hexdigest(), ByteTokenizer(), splits, found.names)
+    return ExampleCorpus(loaded.name, digest.hexdigest(), ByteTokenizer(), splits, loaded.names)
 
 
 def _held_out(count: int, spread: bool) -> np.ndarray:
-    """Which training images are for validation, (count,) bool: the last ones, or some that are spread evenly."""
+    """A mask of the training images for validation, (count,) bool: the last ones, or some that are spread evenly."""
     held, size = np.zeros(count, bool), count // _HELD_OUT
     held[np.linspace(0, count - 1, size).astype(np.int64) if spread else np.arange(count - size, count)] = True
     return held
 
 
-def _of_folder(config: DataConfig, options: ImageOptions) -> _Found:
+def _load_from_folder(config: DataConfig, options: ImageOptions) -> _LoadedImages:
     folder = pathlib.Path(config.path).expanduser()
     if (folder / "train").is_dir():
-        found = _of_data_set(f"data.path={config.path}", folder.name, options, "imagefolder", data_dir=str(folder))
-        return found._replace(sorted=True)
+        loaded = _load_dataset(f"data.path={config.path}", folder.name, options, "imagefolder", data_dir=str(folder))
+        return loaded._replace(sorted=True)
+    # Otherwise the folder has MNIST's idx files; labels are optional.
     pixels, labels = {}, {}
     for split, name in _FILES.items():
         pixels[split] = _read_idx(folder, name.format(_IMAGES), dimensions=3)
@@ -119,9 +121,9 @@ def _of_folder(config: DataConfig, options: ImageOptions) -> _Found:
                 )
     _check_one_size(str(folder), {images.shape[1:] for images in pixels.values()})
     if labels.keys() != pixels.keys():
-        return _Found(folder.name, pixels, {})
+        return _LoadedImages(folder.name, pixels, {})
     count = 1 + max(int(values.max(initial=0)) for values in labels.values())
-    return _Found(folder.name, pixels, labels, tuple(map(str, range(count))))
+    return _LoadedImages(folder.name, pixels, labels, tuple(map(str, range(count))))
 
 
 def _check_one_size(where: str, shapes: set[tuple[int, ...]]) -> None:
@@ -132,6 +134,7 @@ def _check_one_size(where: str, shapes: set[tuple[int, ...]]) -> None:
 
 def _read_idx(folder: pathlib.Path, name: str, dimensions: int) -> np.ndarray:
     """Reads an array of bytes from an idx file, which may be compressed."""
+    # The header has two zeros, the type, the number of dimensions, and the sizes as big-endian int32.
     header = 4 + 4 * dimensions
     for file, opened in ((folder / f"{name}.gz", gzip.open), (folder / name, open)):
         if not file.exists():
@@ -149,40 +152,42 @@ def _read_idx(folder: pathlib.Path, name: str, dimensions: int) -> np.ndarray:
     raise InputError(f"{folder} has no {name} or {name}.gz: give the folder of MNIST's idx files in --config.data.path")
 
 
-def _of_hub(config: DataConfig, options: ImageOptions) -> _Found:
+def _load_from_hub(config: DataConfig, options: ImageOptions) -> _LoadedImages:
     name = config.name.replace("/", "--")
-    return _of_data_set(f"data.name={config.name}", name, options, config.name, config.config)
+    return _load_dataset(f"data.name={config.name}", name, options, config.name, config.config)
 
 
-def _of_data_set(what: str, name: str, options: ImageOptions, *place: Any, **more: Any) -> _Found:
-    """From a column `image` or `img`, and perhaps `label`, as MNIST and CIFAR-10 have on the hub."""
+def _load_dataset(what: str, name: str, options: ImageOptions, *location: Any, **more: Any) -> _LoadedImages:
+    """Loads a column `image` or `img`, and perhaps `label`, as MNIST and CIFAR-10 have on the hub."""
     import datasets  # noqa: PLC0415 (slow to import)
 
     try:
-        found = datasets.load_dataset(*place, **more)
+        dataset = datasets.load_dataset(*location, **more)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot load {what}: {str(error).splitlines()[0]}") from None
-    columns = set.intersection(*(set(split.column_names) for split in found.values()))
+    columns = set.intersection(*(set(split.column_names) for split in dataset.values()))
     column = next((x for x in ("image", "img") if x in columns), None)
-    if column is None or not {"train", "test"} <= set(found):
+    if column is None or not {"train", "test"} <= set(dataset):
         raise InputError(
             f"{what} needs splits train and test with a column image or img, and has "
-            f"{', '.join(map(str, found))} with {', '.join(sorted(columns)) or 'no column in common'}"
+            f"{', '.join(map(str, dataset))} with {', '.join(sorted(columns)) or 'no column in common'}"
         )
-    there = {split: found[split] for split in SPLITS if split in found}
+    # Decode the images; those of all splits must have one size.
+    splits = {split: dataset[split] for split in SPLITS if split in dataset}
     try:
-        arrays = {split: [_pixels(image, options) for image in rows[column]] for split, rows in there.items()}
+        arrays = {split: [_pixels(image, options) for image in rows[column]] for split, rows in splits.items()}
     except (OSError, ValueError) as error:
         raise InputError(f"{what} has an image that cannot be read: {error}") from None
     _check_one_size(what, {row.shape for rows in arrays.values() for row in rows})
     pixels = {split: np.stack(rows) for split, rows in arrays.items()}
-    names = getattr(found["train"].features.get("label"), "names", None)
+    # Labels are used only if the data set names them.
+    names = getattr(dataset["train"].features.get("label"), "names", None)
     if "label" not in columns or names is None:
-        return _Found(name, pixels, {})
-    labels = {split: np.array(rows["label"], np.int32) for split, rows in there.items()}
+        return _LoadedImages(name, pixels, {})
+    labels = {split: np.array(rows["label"], np.int32) for split, rows in splits.items()}
     if without := [split for split, values in labels.items() if (values < 0).any()]:
         raise InputError(f"{what} has images without a label in {', '.join(without)}: leave them out")
-    return _Found(name, pixels, labels, tuple(names))
+    return _LoadedImages(name, pixels, labels, tuple(names))
 
 
 def _pixels(image: Any, options: ImageOptions) -> np.ndarray:
@@ -200,5 +205,5 @@ IMAGES = CorpusKind(
     labelled=lambda config: True,
     ends_in_values=True,
     sections=(ImageOptions,),
-    problems=needs_one_place,
+    problems=needs_one_source,
 )

@@ -1,4 +1,4 @@
-"""Rows that have one label each: an example, or the beginning of a document of text or of a pair of them."""
+"""Classification: rows with one label each, from examples, or from the first tokens of documents or of pairs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from flash_lm.errors import InputError
 
 
 def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> TokenizedCorpus:
-    """A corpus of text with the labels of its documents, or pairs of documents.
+    """Adds labels to the documents of a corpus of text, or to its pairs of documents.
 
     Args:
         corpus: the corpus as tokens.
@@ -27,20 +27,22 @@ def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> Tokenized
     """
     if source.fingerprint != corpus.fingerprint:
         raise InputError(f"corpus {corpus.name} has changed, so its labels do not belong to the old tokens: restore it")
-    found = {split: source.labels(split) for split in corpus.splits}
+    labels_of = {split: source.labels(split) for split in corpus.splits}
     names = source.label_names()
     numbers = {name: i for i, name in enumerate(names)}
+    # Number the labels in each split as the training split does.
     splits = {}
     for split, text in corpus.splits.items():
-        if unknown := sorted(set(found[split]) - set(names)):
+        if unknown := sorted(set(labels_of[split]) - set(names)):
             raise InputError(
                 f"the {split} split of corpus {corpus.name} has the label {unknown[0]}, which the training split "
                 f"lacks; it has {', '.join(names)}"
             )
-        labels = np.array([numbers[name] for name in found[split]], np.int32)
+        labels = np.array([numbers[name] for name in labels_of[split]], np.int32)
         splits[split] = dataclasses.replace(text, labels=labels)
+    # Keep a share of the training split, in which every label must still occur.
     if share < 1 and "train" in splits:
-        splits["train"] = _some(splits["train"], share)
+        splits["train"] = _sample_share(splits["train"], share)
         if lost := set(range(len(names))) - set(_labels_of(splits["train"]).tolist()):
             raise InputError(
                 f"data.label_share={share:g} leaves no text of the training split with the label "
@@ -49,9 +51,10 @@ def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> Tokenized
     return dataclasses.replace(corpus, splits=splits, labels=names)
 
 
-def _some(text: TokenizedText, share: float) -> TokenizedText:
+def _sample_share(text: TokenizedText, share: float) -> TokenizedText:
     """A share of the labelled texts, at least one, drawn at random; a smaller share is part of a larger one."""
     labels, each = _labels_of(text), texts_of_label(text)
+    # A prefix of one fixed permutation, so that shares are nested.
     chosen = np.random.default_rng(0).permutation(len(labels))[: max(1, round(share * len(labels)))]
     documents = (chosen[:, None] * each + np.arange(each)).ravel()
     kept = [text.tokens[text.starts[i] : text.starts[i + 1]] for i in documents]
@@ -71,7 +74,7 @@ def _labels_of(text: TokenizedText) -> np.ndarray:
 
 
 class LabelledText:
-    """The documents of a split of text as examples, or pairs of them; what does not fit into a row is cut off.
+    """A split of text as examples, one per document or pair of documents; the end that does not fit into a row is cut.
 
     A text is cut at its end; of a pair, one after the other, the longer text is cut first.
     """
@@ -96,9 +99,10 @@ class LabelledText:
 
 
 def sizes_in_row(sizes: Sequence[int] | np.ndarray, length: int) -> list[int]:
-    """How many tokens of one text, or of each of two, fit into a row: the longer one gives first."""
+    """The number of tokens of one text, or of each of two, that fit into a row: the longer one is cut first."""
     if len(sizes) == 1:
         return [min(sizes[0], length)]
+    # Cut the longer text first, until both have half of the row.
     first, second = sizes
     kept = min(first, max(length - length // 2, length - second))
     return [kept, min(second, length - kept)]
@@ -112,10 +116,10 @@ def cut_share(split: Any, length: int) -> float:
 
 
 class LabelledRows:
-    """One example a row, followed by padding; the row's first target is its label, and it has no other."""
+    """Rows of one example each, followed by padding; the label is the row's first target, and its only one."""
 
     def __init__(self, split: Any, length: int, begin: int):
-        """Rows of `length` tokens; `begin` is not used, since each example has its own begin-of-text.
+        """Rows of `length` tokens; `begin` is not used, since an example contains begin-of-text.
 
         Raises:
             InputError: an example does not fit in a row.

@@ -1,4 +1,4 @@
-"""Local files of a data set, for the `datasets` library: which they are, of what kind, and which columns are read."""
+"""Finds local files for the `datasets` library: those of the data set, their format, and the columns to read."""
 
 import glob
 import hashlib
@@ -54,21 +54,24 @@ def local_builder(config: DataConfig, columns: Sequence[str]) -> Any:
     A folder whose README.md says which files it has is read as that says, with all columns.
 
     Raises:
-        InputError: there is no such file, or none that can be read.
+        InputError: no such file, or none that can be read.
     """
     from datasets import load_dataset_builder  # noqa: PLC0415 (slow to import, and only this corpus needs it)
 
     path = absolute(config.path)
+    # A README.md with metadata decides on files and columns.
     if _has_card(path):
         if glob.has_magic(str(path)):
             raise InputError(f"data.path={config.path} has a README.md with metadata: rename it without * ? [ ]")
         builder = load_dataset_builder(str(path), config.config)
         theirs = _OPTIONS.get(builder.name)
         return load_dataset_builder(str(path), config.config, **theirs) if theirs else builder
+    # Otherwise take the files of the one known format, without those about the data set, and sort them by split.
     files = [file for file in find_files(str(path)) if pathlib.Path(file.path).name not in _ABOUT or path.is_file()]
     kind = _kind(config, path, [file.path for file in files])
     files = [file for file in files if _KINDS.get(_ending(file.path)) == kind]
     by_split = {split: [glob.escape(f.path) for f in files if f.split == split] for split in SPLITS}
+    # Of parquet, columns that are not needed are not even read.
     options: dict[str, Any] = _OPTIONS.get(kind, {})
     if kind == "parquet" and all(set(columns) <= set(pq.read_schema(file.path).names) for file in files):
         options = {"columns": list(columns)}
@@ -82,7 +85,7 @@ def local_builder(config: DataConfig, columns: Sequence[str]) -> Any:
 
 
 class FirstRow(NamedTuple):
-    """The first row of a split, with all its columns; None: there is none. And the types of the columns."""
+    """The first row of a split, with all its columns, and their types; the values are None if the split is empty."""
 
     values: dict[str, Any] | None
     features: dict[str, Any]
@@ -93,8 +96,8 @@ def first_row(builder: Any, split: str) -> FirstRow:
     from datasets import load_dataset_builder  # noqa: PLC0415
 
     file = glob.escape(builder.config.data_files[split][0])
-    whole = load_dataset_builder(builder.name, data_files=[file], **_OPTIONS.get(builder.name, {}))
-    rows: Any = whole.as_streaming_dataset()["train"]
+    unfiltered = load_dataset_builder(builder.name, data_files=[file], **_OPTIONS.get(builder.name, {}))
+    rows: Any = unfiltered.as_streaming_dataset()["train"]
     row = next(iter(rows), None)
     return FirstRow(row, rows.features or rows._resolve_features().features)
 
@@ -110,6 +113,7 @@ def _has_card(path: pathlib.Path) -> bool:
 
 
 def _kind(config: DataConfig, path: pathlib.Path, files: Sequence[str]) -> str:
+    # One known format decides, whatever else lies in a folder; a file or a glob must match it alone.
     endings = {_ending(file) for file in files}
     known = endings & _KINDS.keys()
     kinds = {_KINDS[ending] for ending in known}
@@ -117,17 +121,18 @@ def _kind(config: DataConfig, path: pathlib.Path, files: Sequence[str]) -> str:
         if others := [file for file in files if _ending(file) not in _KINDS]:
             warn_once(f"files of other kinds are left out: {len(others)}, such as {others[0]}")
         return kinds.pop()
+    # Otherwise say which files were matched, and what to do.
     if not files:
         raise InputError(f"no file matches data.path={config.path}: give an existing folder, file or glob")
     if len(kinds) > 1:
         raise InputError(
-            f"data.path={config.path} has files of different kinds, {_listed(known)}: name those of one kind, such as "
-            f"'{config.path}/*{min(known)}'"
+            f"data.path={config.path} has files of different kinds, {_list_endings(known)}: name those of one kind, "
+            f"such as '{config.path}/*{min(known)}'"
         )
     if endings <= _TEXT:
         raise InputError(f"data.path={config.path} has text files, each a document: use --config.data.corpus=text")
-    what = _listed(endings - {""}) or "of an unknown kind"
-    raise InputError(f"data.path={config.path} is {what}: give one of {_listed(_KINDS)}")
+    what = _list_endings(endings - {""}) or "of an unknown kind"
+    raise InputError(f"data.path={config.path} is {what}: give one of {_list_endings(_KINDS)}")
 
 
 def _ending(path: str) -> str:
@@ -136,18 +141,18 @@ def _ending(path: str) -> str:
     return first + last if last == ".gz" and first in {*_KINDS, *_TEXT} else last
 
 
-def _listed(endings: Iterable[str]) -> str:
+def _list_endings(endings: Iterable[str]) -> str:
     return ", ".join(endings if isinstance(endings, dict) else sorted(endings))
 
 
 def _read_only(builder: Any, columns: Sequence[str], of_text: Sequence[str]) -> None:
     """Takes the other columns out of each table before the library makes all tables alike.
 
-    What else it hands on are the places of nested values in other columns.
+    Otherwise it hands on only the positions of nested values in other columns.
     """
     make_alike = builder._cast_table
 
-    def wanted(table: pa.Table) -> pa.Table:
+    def select_columns(table: pa.Table) -> pa.Table:
         if missing := [column for column in columns if column not in table.column_names]:
             raise InputError(
                 f"some of the files have no column {missing[0]}: leave them out, or name a column that all have"
@@ -158,4 +163,4 @@ def _read_only(builder: Any, columns: Sequence[str], of_text: Sequence[str]) -> 
                 table = table.set_column(i, column, table[column].cast(pa.string()))
         return table
 
-    builder._cast_table = lambda table, *_, **__: make_alike(wanted(table))
+    builder._cast_table = lambda table, *_, **__: make_alike(select_columns(table))

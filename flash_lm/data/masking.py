@@ -13,7 +13,7 @@ _MASKED, _RANDOM = 0.8, 0.1
 
 
 class Masking:
-    """Turns a causal row into a masked one."""
+    """Turns a row for causal language modelling into one for masked language modelling."""
 
     def __init__(self, tokenizer: Tokenizer, rate: float):
         """Special tokens are neither chosen nor used as random tokens.

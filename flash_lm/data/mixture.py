@@ -1,4 +1,4 @@
-"""A mixture: the documents of several corpora as one text, whose parts are drawn in fixed shares."""
+"""Mixtures: the documents of several corpora as one text, whose parts are sampled in fixed shares."""
 
 import bisect
 import dataclasses
@@ -20,7 +20,7 @@ class MixedCorpus:
 
     def __init__(self, parts: Mapping[str, Corpus]):
         """Reads nothing yet; `parts`: corpora by name."""
-        self.parts, self.name = parts, "-".join(map(_name, parts))  # a name of a folder, not of places
+        self.parts, self.name = parts, "-".join(map(_name, parts))  # the name of a folder, not of sources
         self.stream: DocumentStream | None = None
         contents = " ".join(corpus.fingerprint for corpus in parts.values())
         self.fingerprint = hashlib.sha256(f"mixture {contents}".encode()).hexdigest()
@@ -38,7 +38,7 @@ class MixedCorpus:
 
 
 class MixedRows:
-    """The rows of each part, one part after another.
+    """The rows of all parts of a mixture, one part after another.
 
     Attributes:
         ranges: numbers of the rows of each part.
@@ -60,30 +60,32 @@ class MixedRows:
 
 
 def configs_of_parts(config: DataConfig) -> dict[str, DataConfig]:
-    """The config of each part of `data.mixture` by its name: the last name of its place, or all of it if two agree."""
-    places = [place for place, _ in config.mixture]
-    short = [_name(place) for place in places]
-    names = short if len(set(short)) == len(short) else places
-    return {name: _at(config, place) for name, place in zip(names, places, strict=True)}
+    """The config of each part of `data.mixture` by its name: the last name of its path, or all of it if two agree."""
+    # Short names are used only if they are unique.
+    sources = [source for source, _ in config.mixture]
+    short = [_name(source) for source in sources]
+    names = short if len(set(short)) == len(short) else sources
+    return {name: _source_config(config, source) for name, source in zip(names, sources, strict=True)}
 
 
 def parts_of(text: TokenizedText) -> list[TokenizedText]:
     """The tokens and documents of each part of a mixture's text; the words, lines and bytes of a part are not known."""
-    found, ends = [], list(itertools.accumulate(text.part_documents))
+    parts, ends = [], list(itertools.accumulate(text.part_documents))
     for documents, end in zip(text.part_documents, ends, strict=True):
         starts = text.starts[end - documents : end + 1]
-        found.append(TokenizedText(text.tokens[starts[0] : starts[-1]], starts - starts[0], 0, 0, 0))
-    return found
+        parts.append(TokenizedText(text.tokens[starts[0] : starts[-1]], starts - starts[0], 0, 0, 0))
+    return parts
 
 
-def _at(config: DataConfig, place: str) -> DataConfig:
-    """The corpus at a place: a file, folder or glob, or with data.corpus=hf a data set on the hub."""
-    path = os.path.expanduser(place)
+def _source_config(config: DataConfig, source: str) -> DataConfig:
+    """The config of one source: a file, folder or glob, or with data.corpus=hf a data set on the hub."""
+    # With data.corpus=hf, a source that is no local path is a data set on the hub.
+    path = os.path.expanduser(source)
     local = config.corpus != "hf" or os.path.exists(path) or glob.has_magic(path) or os.path.isabs(path)
-    here = {"path": place, "name": None} if local else {"path": None, "name": place}
-    return dataclasses.replace(config, mixture=(), **here)
+    keys = {"path": source, "name": None} if local else {"path": None, "name": source}
+    return dataclasses.replace(config, mixture=(), **keys)
 
 
-def _name(place: str) -> str:
-    path = pathlib.PurePath(place)
-    return (path.parent if glob.has_magic(path.name) else path).stem or place
+def _name(source: str) -> str:
+    path = pathlib.PurePath(source)
+    return (path.parent if glob.has_magic(path.name) else path).stem or source

@@ -1,4 +1,4 @@
-"""Rows of `length` tokens from a token store, in the two ways of `data.pack`; each row is cut on access.
+"""Sequence packing: rows of `length` tokens from a token store, in the two ways of `data.pack`, cut on access.
 
 A row is a dict of arrays of length L: inputs, targets, segment_ids and positions int32, loss_mask float32. In both ways
 every token but begin-of-text is a target exactly once.
@@ -16,7 +16,7 @@ Row = dict[str, np.ndarray]
 
 
 class Rows(Protocol):
-    """Rows by number."""
+    """The interface of packed rows, indexed by number."""
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -33,10 +33,10 @@ _OPEN_ROWS = 64  # that the packer keeps open at a time
 
 
 class StreamRows:
-    """Documents joined and cut to length, one segment a row, as in the papers. Only the last row may have padding."""
+    """Packs documents joined and cut to length, one segment per row; only the last row may have padding."""
 
     def __init__(self, store: TokenizedText, length: int, begin: int):
-        """Packs a whole split; `begin` is the id of begin-of-text, which is never a target."""
+        """Packs a split; `begin` is the id of begin-of-text, which is never a target."""
         self._tokens, self._length, self._begin = store.tokens, length, begin
 
     def __len__(self) -> int:
@@ -58,12 +58,13 @@ class StreamRows:
 
 
 class DocumentRows:
-    """Isolated documents, several a row; a document longer than a row continues in a segment of another row."""
+    """Packs isolated documents, several a row; one longer than a row continues in a segment of another row."""
 
     def __init__(self, store: TokenizedText, length: int, begin: int):
-        """Packs a whole split; `begin` is not used, since no segment crosses the start of a document."""
+        """Packs a split; `begin` is not used, since no segment crosses the start of a document."""
         del begin
         self._tokens, self._length = store.tokens, length
+        # Best-fit packing; the segments are then sorted by row, so that a row is a range of them.
         starts, sizes = _segments(store.starts, length)
         rows = _best_fit(sizes, length)
         order = np.argsort(rows, kind="stable")
@@ -76,16 +77,17 @@ class DocumentRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
-        arrays, place = empty_row(self._length), 0
+        # Segments follow each other; padding keeps segment 0.
+        arrays, offset = empty_row(self._length), 0
         for number, i in enumerate(range(self._bounds[row], self._bounds[row + 1]), start=1):
             start, size = self._starts[i], self._sizes[i]
-            here = slice(place, place + size)
-            arrays["inputs_BxL"][here] = self._tokens[start : start + size]
-            arrays["targets_BxL"][here] = self._tokens[start + 1 : start + size + 1]
-            arrays["loss_mask_BxL"][here] = 1
-            arrays["segment_ids_BxL"][here] = number
-            arrays["positions_BxL"][here] = np.arange(size)
-            place += size
+            span = slice(offset, offset + size)
+            arrays["inputs_BxL"][span] = self._tokens[start : start + size]
+            arrays["targets_BxL"][span] = self._tokens[start + 1 : start + size + 1]
+            arrays["loss_mask_BxL"][span] = 1
+            arrays["segment_ids_BxL"][span] = number
+            arrays["positions_BxL"][span] = np.arange(size)
+            offset += size
         return arrays
 
 
@@ -110,16 +112,18 @@ def _segments(document_starts: np.ndarray, length: int) -> tuple[np.ndarray, np.
 
 def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
     """The row of each segment: the open row that it fills best, or a new one. The order is fixed, so the result is."""
+    # Open rows are sorted by the room that is left, so that the best fit is the first one with enough room.
     rows = np.empty(len(sizes), np.int64)
     open_rows: list[tuple[int, int]] = []  # (room, row), sorted
     count = 0
     for i, size in enumerate(sizes.tolist()):
-        place = bisect.bisect_left(open_rows, (size, -1))
-        if place < len(open_rows):
-            room, row = open_rows.pop(place)
+        index = bisect.bisect_left(open_rows, (size, -1))
+        if index < len(open_rows):
+            room, row = open_rows.pop(index)
         else:
             room, row, count = length, count, count + 1
         rows[i] = row
+        # A bounded number of open rows keeps the search short; the fullest row is closed first.
         if room > size:
             bisect.insort(open_rows, (room - size, row))
             if len(open_rows) > _OPEN_ROWS:

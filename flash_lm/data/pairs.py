@@ -1,4 +1,4 @@
-"""Pairs of texts, the second of which is predicted from the first: as examples, and as rows with a source."""
+"""Pairs of texts, of which the second is predicted from the first: as examples, and as rows for an encoder–decoder."""
 
 import numpy as np
 
@@ -11,13 +11,13 @@ from flash_lm.errors import InputError
 
 
 def with_pairs(corpus: TokenizedCorpus) -> ExampleCorpus:
-    """A corpus of text whose documents are the first and the second of each pair, in turn."""
+    """Makes a corpus of pairs from a text whose documents are the first and the second of each pair, in turn."""
     splits = {name: TextPairs(text) for name, text in corpus.splits.items()}
     return ExampleCorpus(corpus.name, corpus.fingerprint, corpus.tokenizer, splits)
 
 
 class TextPairs:
-    """One split: <s> first </s> <s> second </s>; of what does not fit into a row, the end of the longer text is cut."""
+    """A split of pairs, <s> first </s> <s> second </s>; if a pair is longer than a row, the longer text is cut."""
 
     longest = 0  # any row will do
 
@@ -44,9 +44,9 @@ class TextPairs:
 
 
 class SourceRows:
-    """One example a row: its first part is the source, and each token of its second part is predicted.
+    """Rows of one example each: its first part is the source, and each token of its second part is predicted.
 
-    The first part ends before the last token that is given, such as the second begin-of-text of <s> first <s> second.
+    The first part ends before the last token of the prefix, such as the second begin-of-text of <s> first <s> second.
     """
 
     def __init__(self, examples: Examples, length: int, begin: int):
@@ -58,8 +58,9 @@ class SourceRows:
         self._examples, self._length = examples, length
         if isinstance(examples, TextPairs):
             return
-        ids, given, targets, _ = examples.example(0, 2 * length)
-        if targets is not None or given < 2 or ids[given - 1] != begin:
+        # One example stands for all of a corpus: its prefix must end with begin-of-text.
+        ids, prefix, targets, _ = examples.example(0, 2 * length)
+        if targets is not None or prefix < 2 or ids[prefix - 1] != begin:
             raise InputError(
                 "task=seq2seq needs examples whose second part begins with begin-of-text: use couplets, copy, or hf "
                 "with data.pair_column"
@@ -77,18 +78,19 @@ class SourceRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
+        # Source and target are cut to a row each; the target is shifted by one token.
         source, target = self._parts(row)
         source, target = source[: self._length], target[: self._length + 1]
         arrays, count = row_of(target[:-1], self._length), len(target) - 1
         arrays["targets_BxL"][:count], arrays["loss_mask_BxL"][:count] = target[1:], 1
-        of_source = row_of(source, self._length)
+        source_row = row_of(source, self._length)
         return arrays | {
-            "source_BxM": of_source["inputs_BxL"],
-            "source_segment_ids_BxM": of_source["segment_ids_BxL"],
+            "source_BxM": source_row["inputs_BxL"],
+            "source_segment_ids_BxM": source_row["segment_ids_BxL"],
         }
 
     def _parts(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(self._examples, TextPairs):
             return self._examples.pair(row)
-        ids, given, *_ = self._examples.example(row, 2 * self._length)
-        return ids[: given - 1], ids[given - 1 :]
+        ids, prefix, *_ = self._examples.example(row, 2 * self._length)
+        return ids[: prefix - 1], ids[prefix - 1 :]

@@ -1,4 +1,4 @@
-"""Prefix language modelling: which first part of each document is given, and seen both ways.
+"""Prefix language modelling: chooses the prefix of each document, which has bidirectional attention.
 
 The tokens after it are predicted, each from all before it (Raffel et al. 2020, arXiv:1910.10683, section 3.2.2; UniLM's
 sequence-to-sequence mask, Dong et al. 2019, arXiv:1905.03197, section 2.3).
@@ -12,32 +12,34 @@ from flash_lm.data.packing import Row
 from flash_lm.errors import InputError
 
 
-def given_rows(row: Row, *key: int) -> Row:
-    """A row of an example: given is what stands before the first target. `key` is not used.
+def example_prefix(row: Row, *key: int) -> Row:
+    """Adds the prefix of an example to its row: the tokens before the first target. `key` is not used.
 
     Raises:
         InputError: nothing but begin-of-text is.
     """
     del key
+    # The token before the first target predicts it, so it is still part of the prefix.
     asked = np.flatnonzero(row["loss_mask_BxL"])
-    given = asked[0] + 1 if len(asked) else 0
-    if given == 1:
+    prefix = asked[0] + 1 if len(asked) else 0
+    if prefix == 1:
         raise InputError(
             "task=prefix_lm needs examples with a first part that is given: use couplets, copy, or hf with "
             "data.pair_column, or task=causal_lm"
         )
-    return row | {"prefix_BxL": np.full(len(row["inputs_BxL"]), given, np.int32)}
+    return row | {"prefix_BxL": np.full(len(row["inputs_BxL"]), prefix, np.int32)}
 
 
-def split_rows(row: Row, *key: int) -> Row:
-    """A row of text: each document is split at a random place, so that one token or more is given and one is predicted.
+def random_prefixes(row: Row, *key: int) -> Row:
+    """Adds prefixes to a row of text: splits each document at random, with a token or more on either side.
 
     Args:
         row: a row from a packer.
-        key: non-negative numbers that the places depend on, such as seed, epoch, example.
+        key: non-negative numbers that the splits depend on, such as seed, epoch, example.
     """
     # The key's length is included, since a seed sequence ignores zeros at its end: (5, 1) would equal (5, 1, 0).
     draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
+    # Draw a split for each document, but not for padding.
     segment_ids = row["segment_ids_BxL"]
     prefix = np.zeros_like(segment_ids)
     bounds = np.flatnonzero(np.diff(segment_ids, prepend=-1, append=-1))

@@ -1,11 +1,11 @@
-"""What one of several hosts reads of a batch; without grain, which benchmarks on a GPU machine may lack."""
+"""Host sharding of batches; without grain, which benchmarks on a GPU machine may lack."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """What one host reads of each batch.
+    """The rows of each batch that one host reads.
 
     Attributes:
         batch_size: B, over all hosts.

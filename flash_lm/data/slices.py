@@ -1,4 +1,4 @@
-"""Slices of a split: rows, or targets of rows, that are scored by themselves."""
+"""Evaluation slices of a split: rows, or targets of rows, that are scored separately."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _PUBLISHED_RARE, _PUBLISHED_TOKENS = 1250, 10**10
 
 
 class Slices(NamedTuple):
-    """Slices of a split.
+    """The slices of one kind, with a mask of targets for each.
 
     Attributes:
         names: of the K slices.
@@ -32,14 +32,14 @@ SlicesOf = Callable[[Any], Slices]  # of all rows of the split, of one length
 
 
 class SlicedRows:
-    """Rows that know which of their targets are in which slice.
+    """Rows with a mask of their targets in each slice.
 
     Attributes:
         names: of the slices.
     """
 
     def __init__(self, rows: Rows, slices: Slices):
-        """Of all rows of a split."""
+        """Takes all rows of a split."""
         self._rows, self._masks, self.names = rows, slices.masks, slices.names
 
     def __len__(self) -> int:
@@ -54,10 +54,10 @@ class SlicedRows:
 
 
 class SomeRows:
-    """Some rows of a split."""
+    """A range of the rows of a split."""
 
     def __init__(self, rows: Rows, numbers: range):
-        """`numbers`: which."""
+        """Takes all rows, and the numbers of those to keep."""
         self._rows, self._numbers = rows, numbers
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class SomeRows:
 
 
 class Recalled:
-    """Which targets end a pair of tokens that already stood in the row and is rare in training.
+    """Finds targets that end a pair of tokens that occurred earlier in the row and is rare in training.
 
     "Zoology" (Arora et al. 2023, section 3): what a model can only know from the row itself. A pair is rare if the
     training split has it at most `rare` times.
@@ -89,6 +89,7 @@ class Recalled:
         pairs = inputs * self._words + targets
         # Words that training does not have make no frequent pair, and no pair of theirs may look like one.
         frequent = (targets < self._words) & _is_in(pairs, self._frequent)
+        # The first occurrence of a pair in its document cannot be recalled.
         first = np.zeros(len(inputs), bool)
         in_document = np.stack([row["segment_ids_BxL"], inputs, targets])
         first[np.unique(in_document, axis=1, return_index=True)[1]] = True
@@ -96,9 +97,9 @@ class Recalled:
 
 
 def _is_in(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Which values are among sorted ones; `np.isin` would sort them again for every row."""
-    places = np.searchsorted(known, values)
-    return (places < len(known)) & (known[np.minimum(places, len(known) - 1)] == values) if len(known) else values < 0
+    """Whether values are among sorted ones; `np.isin` would sort them again for every row."""
+    indices = np.searchsorted(known, values)
+    return (indices < len(known)) & (known[np.minimum(indices, len(known) - 1)] == values) if len(known) else values < 0
 
 
 def recall_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
@@ -136,12 +137,13 @@ def rare_pairs(train: TokenizedText) -> int:
 def position_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     """Targets by the number of tokens that the row has before them: 0–63, 64–127, 128–255, ….
 
-    In rows that keep documents apart, only those of the target's own document count; in a stream all do, since the
+    In rows that keep documents apart, only those of the target's document count; in a stream all do, since the
     model sees them.
     """
     del corpus, split, rare
 
-    def of(rows: Rows) -> Slices:
+    def slices_of(rows: Rows) -> Slices:
+        # Each slice is as long as all before it, from a shortest first one on.
         begins, length = [0], len(rows[0]["inputs_BxL"])
         while (after := max(_FIRST_POSITIONS, 2 * begins[-1])) < length:
             begins.append(after)
@@ -150,7 +152,7 @@ def position_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
         between = lambda number, row: (low_Kx1 <= row["positions_BxL"]) & (row["positions_BxL"] < high_Kx1)
         return Slices([f"{low}–{high - 1}" for low, high in zip(begins, ends, strict=True)], between)
 
-    return of
+    return slices_of
 
 
 def part_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
@@ -164,11 +166,11 @@ def part_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     if not corpus.parts and not hasattr(made, "parts"):
         raise InputError(f"--slices=parts needs a corpus of parts, such as mqar or a mixture: {corpus.name} has none")
 
-    def of(rows: Any) -> Slices:
+    def slices_of(rows: Any) -> Slices:
         numbers = dict(zip(corpus.parts, rows.ranges, strict=True)) if corpus.parts else made.parts()
-        return Slices([*numbers], lambda row, _: np.array([[row in own] for own in numbers.values()]))
+        return Slices([*numbers], lambda row, _: np.array([[row in part] for part in numbers.values()]))
 
-    return of
+    return slices_of
 
 
 def all_targets(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
@@ -181,9 +183,10 @@ def together(kinds: Collection[Slices]) -> Slices:
     """Slices of several kinds, whose masks are K×L."""
 
     def masks(number: int, row: Row) -> np.ndarray:
-        found = [kind.masks(number, row) for kind in kinds]
-        length = max(x.shape[1] for x in found)
-        return np.concatenate([np.broadcast_to(x, (len(x), length)) for x in found])
+        masks_of_kinds = [kind.masks(number, row) for kind in kinds]
+        # Masks of a column hold for all targets of the row.
+        length = max(x.shape[1] for x in masks_of_kinds)
+        return np.concatenate([np.broadcast_to(x, (len(x), length)) for x in masks_of_kinds])
 
     return Slices([name for kind in kinds for name in kind.names], masks)
 

@@ -1,4 +1,4 @@
-"""The corpus of a config, ready to be cut into rows: text as tokens, or examples."""
+"""Loads the corpus of a config, ready to be cut into rows: text as tokens, or examples."""
 
 from typing import Any
 
@@ -18,28 +18,29 @@ Splits = TokenizedCorpus | ExampleCorpus
 ROWS = PACKERS | {"examples": ExampleRows}
 
 
-def load_splits(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool = False) -> Splits:
-    """All splits of the corpus that `config` names, with their tokenizer.
+def load_splits(config: DataConfig, known: OwnCorpus | None = None, *, unsplit: bool = False) -> Splits:
+    """Loads all splits of the corpus that `config` names, with their tokenizer.
 
     Args:
         config: names the corpus.
-        own: what a run knows of its corpus; None: there is no run.
-        whole: for text: only one split, WHOLE, with all of it.
+        known: what a run knows of its corpus; None: outside of a run.
+        unsplit: for text: only one split, WHOLE, with all of it.
 
     Raises:
         InputError: the corpus cannot be loaded, or it is empty.
     """
+    # Examples have tokens already; text comes from the token cache, and becomes pairs or gets labels.
     kind = CORPORA[config.corpus]
     if kind.examples:
-        return kind.load(config, own, *(config[section] for section in kind.sections))
-    corpus = load_tokenized(config, own, whole=whole)
+        return kind.load(config, known, *(config[section] for section in kind.sections))
+    corpus = load_tokenized(config, known, unsplit=unsplit)
     if kind.paired(config):
         return with_pairs(corpus)
     return with_labels(corpus, load_corpus(config), config.label_share) if kind.labelled(config) else corpus
 
 
 def split_sizes(corpus: Splits) -> str:
-    """How much each split has, for a person."""
+    """Describes the size of each split, for a person."""
     return "; ".join(f"{split} {_size(corpus.splits.get(split))}" for split in SPLITS)
 
 

@@ -1,4 +1,4 @@
-"""Batches of a corpus that is read during training.
+"""Streaming: batches of a corpus that is read during training, with a shuffle buffer.
 
 The stream is read in buffers of many documents, which are shuffled. A buffer is used in windows of some megabytes. Each
 window is tokenised and packed like a small corpus, with its rows in random order. The saved position is the start of
@@ -28,12 +28,12 @@ class _Window(NamedTuple):
     epoch: int
     number: int  # within its epoch
     buffer: int  # number of the first window of its buffer
-    place: dict[str, Any] | None  # position of the stream before the buffer; None: the epoch's start
+    position: dict[str, Any] | None  # position of the stream before the buffer; None: the epoch's start
     rows: Rows
 
 
 class StreamedBatches:
-    """Endless batches; an epoch ends with the stream. Only the last row of a window may have padding."""
+    """Endless batches of a stream, whose end is the end of an epoch. Only the last row of a window may have padding."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StreamedBatches:
         *,
         buffer: int,
         seed: int,
-        place: dict[str, Any] | None = None,
+        position: dict[str, Any] | None = None,
         transform: Transform | None = None,
     ):
         """Starts at a saved position.
@@ -58,14 +58,14 @@ class StreamedBatches:
             share: this host's share; each group of hosts reads its part of the documents.
             buffer: characters of text whose documents are shuffled together; 0: documents stay in order.
             seed: seed of the orders of documents and rows.
-            place: a position from `state`; None: the beginning.
-            transform: makes the final row, given seed, epoch, group of hosts, window and row number.
+            position: a position from `state`; None: the beginning.
+            transform: makes the final row from a packed one, seed, epoch, group of hosts, window and row number.
         """
         self._stream = stream.share(share.group, share.groups)
         self._tokenizer, self._packer, self._length, self._buffer = tokenizer, packer, length, buffer
         self._batch_size, self._seed, self._group, self._transform = len(share.rows), seed, share.group, transform
-        self._place = place or {"epoch": 0, "buffer": 0, "window": 0, "row": 0, "stream": None}
-        self._rows = self._all_rows(dict(self._place))
+        self._position = position or {"epoch": 0, "buffer": 0, "window": 0, "row": 0, "stream": None}
+        self._rows = self._all_rows(dict(self._position))
 
     def __iter__(self) -> Iterator[Batch]:
         """Returns itself."""
@@ -75,17 +75,18 @@ class StreamedBatches:
         """This host's rows of the next batch, a dict of arrays of L columns."""
         rows = []
         for _ in range(self._batch_size):
-            row, self._place = next(self._rows)
+            row, self._position = next(self._rows)
             rows.append(row)
         return stack(rows)
 
     def state(self) -> dict[str, Any]:
         """The position after the last batch, as JSON."""
-        return self._place
+        return self._position
 
-    def _all_rows(self, place: dict[str, Any]) -> Iterator[tuple[Row, dict[str, Any]]]:
+    def _all_rows(self, position: dict[str, Any]) -> Iterator[tuple[Row, dict[str, Any]]]:
         """Each row with the position after it."""
-        windows, first = self._windows(place), place["row"]
+        # A thread reads and packs the next window during the steps of this one.
+        windows, first = self._windows(position), position["row"]
         pool = ThreadPoolExecutor(1)
         try:
             coming = pool.submit(next, windows)
@@ -97,15 +98,16 @@ class StreamedBatches:
                 for i, number in enumerate(order[first:].tolist(), start=first + 1):
                     row = window.rows[number]
                     row = self._transform(row, *key, number) if self._transform else row
-                    yield row, about | {"row": i, "stream": window.place}
+                    yield row, about | {"row": i, "stream": window.position}
                 first = 0
         finally:
             # Do not wait: this may run anywhere, when the iterator is garbage-collected.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _windows(self, place: dict[str, Any]) -> Iterator[_Window]:
-        epoch, wanted, before = place["epoch"], place["window"], place["stream"]
-        number = place["buffer"]
+    def _windows(self, position: dict[str, Any]) -> Iterator[_Window]:
+        # Go back to the start of the buffer, and skip the windows that were used.
+        epoch, wanted, before = position["epoch"], position["window"], position["stream"]
+        number = position["buffer"]
         if before is not None:
             self._stream.restore(before)
         while True:

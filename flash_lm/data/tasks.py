@@ -1,4 +1,4 @@
-"""The table of tasks: how packed rows get their targets, which attention a model uses, and how it is scored."""
+"""The registry of tasks: how packed rows get their targets, which attention a model uses, and how it is scored."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from flash_lm.data.answers import ANSWERS, CONTINUE, FILL_IN, LABEL, Answers
 from flash_lm.data.given import BEFORE, GIVEN, PREFIX, SOURCE, Given
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import Row
-from flash_lm.data.prefixes import given_rows, split_rows
+from flash_lm.data.prefixes import example_prefix, random_prefixes
 from flash_lm.errors import InputError
 
 
@@ -30,7 +30,7 @@ def _scores(head: Any, inputs: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A row.
+    """A registry entry: a training objective.
 
     Attributes:
         causal: whether a token sees only tokens up to itself, where `model.causal` is open.
@@ -41,16 +41,16 @@ class Task:
             it; the function returns a row with the task's inputs, targets and weights (`loss_mask_BxL`). None: rows
             stay as they are, and each token is predicted from those before it.
         added: from `config.data`, the shapes of the int32 arrays that a row has besides those of text, by name.
-        vocabulary: number of words that a model needs, given the tokenizer.
+        vocabulary: number of words that a model needs, from the tokenizer.
         of_examples: whether its rows may be examples; those of a corpus with labels always may, for pretraining.
         labels: whether a row's only target is its label, a number below that of the corpus's labels, so that `answers`
             is to name it. Such a model may be causal or not, as `model.causal` says.
-        given: how a model reads what is given of a row, see `data.given`; or its name: before the rest, as a prefix
+        given: how a model reads the unpredicted part of a row, see `data.given`; or its name: causally, as a prefix
             that is seen both ways (`prefix_BxL`), or as the source of its encoder (`source_BxM`).
         loss: from a head, its `HeadInputs`, and the factors of penalties that are not zero, by name: the sum over the
             targets, and the penalties in that sum, by name.
         scores: of each target, from a head and its `HeadInputs`: nll and perhaps hits, see `models.output_heads.Head`.
-        share: share of the tokens that are targets, given each section; for benchmarks, which have no tokenizer.
+        share: share of the tokens that are targets, from each section; for benchmarks, which have no tokenizer.
         sections: its sections of keys in `config.data`.
         of_model: names of sections of `config.model` that only its models read.
     """
@@ -71,10 +71,10 @@ class Task:
     of_model: tuple[str, ...] = ()
 
     def __post_init__(self):
-        """Puts the objects in the place of their names."""
-        answers = LABEL if self.labels else _named("answers", self.answers, ANSWERS, Answers)
+        """Replaces names by the objects that they name."""
+        answers = LABEL if self.labels else _resolve_option("answers", self.answers, ANSWERS, Answers)
         object.__setattr__(self, "answers", answers)
-        object.__setattr__(self, "given", _named("given", self.given, GIVEN, Given))
+        object.__setattr__(self, "given", _resolve_option("given", self.given, GIVEN, Given))
 
     @property
     def of_each_token(self) -> bool:
@@ -82,19 +82,19 @@ class Task:
         return not (self.rows or self.labels)
 
     def packer(self, pack: str) -> Any:
-        """Makes the rows of a split, given `data.pack`."""
+        """The packer that makes the rows of a split, for `data.pack`."""
         return self.answers.packer(self.given, pack)
 
     def problems(self, config: Config) -> list[str]:
-        """Sentences on keys that do not go together with what is given and answered."""
+        """Sentences on keys that do not go together with the way that the model reads and answers."""
         return self.answers.problems(config) + self.given.problems(config)
 
 
-def _named(what: str, value: Any, names: Mapping[Any, Any], kind: type) -> Any:
-    found = value if isinstance(value, kind) else names.get(value)
-    if found is None:
+def _resolve_option(what: str, value: Any, names: Mapping[Any, Any], kind: type) -> Any:
+    option = value if isinstance(value, kind) else names.get(value)
+    if option is None:
         raise InputError(f"{what}={value!r} of a task must be one of {', '.join(map(str, names))}, or an object")
-    return found
+    return option
 
 
 def register_task(name: str, row: Task) -> None:
@@ -118,7 +118,7 @@ def _masked_rows(tokenizer: Any, config: DataConfig, options: MaskingOptions) ->
 
 
 def _prefixed_rows(tokenizer: Any, config: DataConfig) -> Callable[..., Row]:
-    return given_rows if config.pack == "examples" else split_rows
+    return example_prefix if config.pack == "examples" else random_prefixes
 
 
 NEXT_TOKEN = Task(causal=True, answers=CONTINUE)

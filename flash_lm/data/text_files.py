@@ -1,4 +1,4 @@
-"""Corpora of UTF-8 files: the interpreter's standard library, and your own files."""
+"""Corpora of UTF-8 files: the interpreter's standard library, and files of the user."""
 
 import codecs
 import gzip
@@ -22,7 +22,7 @@ _ENDINGS = (".txt", ".txt.gz")  # of the files of a folder
 
 
 class Span(NamedTuple):
-    """One document: bytes of a file from start to end."""
+    """The bytes of a document in a file, from start to end."""
 
     path: str
     start: int
@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What a file holds: a document, the hash of its text, and its split."""
+    """The document of a file, the hash of its text, and its split."""
 
     span: Span
     digest: str
@@ -38,10 +38,10 @@ class _Content(NamedTuple):
 
 
 class FileCorpus:
-    """UTF-8 text files, plain or compressed with gzip.
+    """A corpus of UTF-8 text files, plain or compressed with gzip.
 
     Validation and test are the files of these splits. A missing one is held out of the training files: with three or
-    more by whole files (files of equal content count as one). With fewer, or where that would leave training less text
+    more by file (files of equal content count as one). With fewer, or where that would leave training less text
     than is held out, each file is cut into contiguous blocks, the first 90 % for training.
 
     Attributes:
@@ -56,9 +56,10 @@ class FileCorpus:
             files: the files with their splits; empty ones are left out.
 
         Raises:
-            InputError: a file cannot be read, or there is no text.
+            InputError: a file cannot be read, or none has text.
         """
         self.name, self.stream = name, None
+        # Hash every file once.
         contents = [_content(file) for file in files]
         contents = [content for content in contents if content.span.start < content.span.end]
         if not contents:
@@ -66,10 +67,11 @@ class FileCorpus:
         self._spans = {split: [c.span for c in contents if c.split == split] for split in SPLITS}
         self._none_for_training = not self._spans["train"]
         self._spans[WHOLE] = [content.span for content in contents]
+        # Hold out the missing splits: by file if that leaves enough to train on, else by blocks of each file.
         missing = [split for split in SPLITS[1:] if not self._spans[split]]
         splits = "" if len(missing) == 2 else f" {[content.split for content in contents]}"
         if missing:
-            dealt = _whole_files([content for content in contents if content.split == "train"], missing)
+            dealt = _deal_files([content for content in contents if content.split == "train"], missing)
             if dealt and _bytes(dealt["train"]) < sum(_bytes(dealt[split]) for split in missing):
                 dealt, splits = None, splits + " blocks"
             self._spans |= dealt or _blocks(self._spans["train"], missing)
@@ -135,6 +137,7 @@ def _content(file: DataFile) -> _Content:
     """Reads a file once; a byte order mark at its start is no text."""
     digest, size = hashlib.sha256(), 0
     try:
+        # Hash in blocks, so that a file need not fit into memory.
         with _open(file.path) as opened:
             mark = len(codecs.BOM_UTF8) if opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
             opened.seek(mark)
@@ -161,16 +164,17 @@ def _bytes(spans: list[Span]) -> int:
     return sum(span.end - span.start for span in spans)
 
 
-def _whole_files(contents: list[_Content], missing: list[str]) -> dict[str, list[Span]] | None:
-    """Some files for each missing split, by the order of their hashes; None: there are too few."""
+def _deal_files(contents: list[_Content], missing: list[str]) -> dict[str, list[Span]] | None:
+    """Some files for each missing split, by the order of their hashes; None: too few."""
     distinct = sorted({content.digest for content in contents})
     if len(distinct) <= len(missing):
         return None
+    # The last hashes are held out; files of equal content have one hash, so they go to the same split.
     held_out = max(1, round(_HELD_OUT * len(distinct)))
-    place = {digest: i - (len(distinct) - len(missing) * held_out) for i, digest in enumerate(distinct)}
+    order = {digest: i - (len(distinct) - len(missing) * held_out) for i, digest in enumerate(distinct)}
     spans: dict[str, list[Span]] = {split: [] for split in ("train", *missing)}
     for span, digest, _ in contents:
-        spans["train" if place[digest] < 0 else missing[place[digest] // held_out]].append(span)
+        spans["train" if order[digest] < 0 else missing[order[digest] // held_out]].append(span)
     return spans
 
 
@@ -199,6 +203,7 @@ def _line_start(path: str, offset: int) -> int:
 
 
 def _read(span: Span) -> Iterator[str]:
+    # Blocks are decoded incrementally, and cut at the last line end; what is after it waits for the next block.
     decoder = codecs.getincrementaldecoder("utf-8")()
     position, rest = span.start, ""
     with _open(span.path) as file:

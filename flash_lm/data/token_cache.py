@@ -1,4 +1,4 @@
-"""A corpus as tokens on disk: one memory-mapped array a split, keyed by content, written completely or not at all."""
+"""The token cache: a corpus as one memory-mapped array of tokens per split, keyed by content and written atomically."""
 
 import contextlib
 import dataclasses
@@ -39,15 +39,15 @@ _LONGEST_LINE = 4096  # characters of a line, to train a tokenizer on
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedCorpus:
-    """All splits with their tokenizer.
+    """A corpus of text as tokens: all splits with their tokenizer.
 
     Attributes:
         name: name of the corpus.
         fingerprint: hash of the corpus's content.
-        tokenizer: trained on the corpus, or given.
+        tokenizer: trained on the corpus, or named by the config.
         splits: splits by name; for a streamed corpus, all but the training split.
         stream: the documents of a streamed training split.
-        labels: names of the documents' labels; empty: there are none.
+        labels: names of the documents' labels; empty: no labels.
         parts: names of the parts of a mixture; empty: it is none.
     """
 
@@ -62,7 +62,7 @@ class TokenizedCorpus:
 
 @dataclasses.dataclass(frozen=True)
 class OwnCorpus:
-    """What a run knows of its corpus.
+    """The tokenizer and the fingerprint that a run has saved of its corpus.
 
     Attributes:
         tokenizer: the run's tokenizer, which must be used.
@@ -74,19 +74,20 @@ class OwnCorpus:
     fingerprint: str | None = None
 
 
-def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: bool = False) -> TokenizedCorpus:
-    """The corpus of `config.data` as tokens, from the cache or tokenised now.
+def load_tokenized(config: DataConfig, known: OwnCorpus | None = None, *, unsplit: bool = False) -> TokenizedCorpus:
+    """Loads the corpus of `config.data` as tokens, from the cache or tokenised now.
 
     Args:
         config: names the corpus.
-        own: what a run knows of its corpus; None: there is no run.
-        whole: only one split, WHOLE, with the whole corpus.
+        known: what a run knows of its corpus; None: outside of a run.
+        unsplit: only one split, WHOLE, with all documents.
 
     Raises:
         InputError: the corpus or the tokenizer cannot be loaded, or a split has no text.
     """
     cache = pathlib.Path(os.path.expanduser(config.cache_dir))
-    kept = _kept(config, cache, own) if own and not config.streaming and not whole else None
+    # A run keeps its tokens if its corpus has changed or is gone.
+    kept = _load_kept(config, cache, known) if known and not config.streaming and not unsplit else None
     try:
         corpus = load_corpus(config)
     except InputError as error:
@@ -97,10 +98,11 @@ def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: b
     if kept and kept.fingerprint != corpus.fingerprint:
         _log.warning("corpus %s has changed: using the tokens of the earlier one, in %s", corpus.name, cache)
         return kept
-    names = (WHOLE,) if whole else SPLITS if corpus.stream is None else SPLITS[1:]
-    tokenizer = own.tokenizer if own else _tokenizer(config, corpus, cache)
+    # Tokens are keyed by the content of the corpus and by the tokenizer.
+    names = (WHOLE,) if unsplit else SPLITS if corpus.stream is None else SPLITS[1:]
+    tokenizer = known.tokenizer if known else _tokenizer(config, corpus, cache)
     key = _key(corpus.fingerprint, tokenizer)
-    folder = cache / (f"{corpus.name}-{key}-{WHOLE}" if whole else f"{corpus.name}-{key}")
+    folder = cache / (f"{corpus.name}-{key}-{WHOLE}" if unsplit else f"{corpus.name}-{key}")
 
     def make(partial: pathlib.Path) -> None:
         counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in names}
@@ -111,7 +113,7 @@ def load_tokenized(config: DataConfig, own: OwnCorpus | None = None, *, whole: b
                 f"corpus {corpus.name} changed while it was tokenised: start again when no process writes to it"
             )
 
-    splits = _cached(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
+    splits = _load_or_make(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
     parts = tuple(configs_of_parts(config))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream, parts=parts)
 
@@ -129,22 +131,22 @@ def load_corpus(config: DataConfig) -> Corpus:
 
 
 def _key(fingerprint: str, tokenizer: Tokenizer) -> str:
-    # Such a tokenizer used to write another character in place of a space.
+    # Such a tokenizer used to write another character instead of a space.
     form = f"{_FORMAT} spaces" if getattr(tokenizer, "spells_spaces", False) else _FORMAT
     return hashlib.sha256(f"{form} {fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
 
 
-def _kept(config: DataConfig, cache: pathlib.Path, own: OwnCorpus) -> TokenizedCorpus | None:
+def _load_kept(config: DataConfig, cache: pathlib.Path, known: OwnCorpus) -> TokenizedCorpus | None:
     """The tokens of a run's corpus, if they are in the cache and complete; the corpus itself may be gone."""
-    if own.fingerprint is None:
+    if known.fingerprint is None:
         return None
-    key = _key(own.fingerprint, own.tokenizer)
+    key = _key(known.fingerprint, known.tokenizer)
     for folder in cache.glob(f"*-{key}"):
         with contextlib.suppress(*_DAMAGED):
-            splits = _read_splits(folder, SPLITS, _dtype(own.tokenizer))
+            splits = _read_splits(folder, SPLITS, _dtype(known.tokenizer))
             name = folder.name.removesuffix(f"-{key}")
             parts = tuple(configs_of_parts(config))
-            return TokenizedCorpus(name, own.fingerprint, own.tokenizer, splits, None, parts=parts)
+            return TokenizedCorpus(name, known.fingerprint, known.tokenizer, splits, None, parts=parts)
     return None
 
 
@@ -173,6 +175,7 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
             "data.tokenizer=hf needs an existing tokenizer: name its folder with --config.data.tokenizer_path, or a "
             "model with --config.train.init_from"
         )
+    # An existing tokenizer is read, not trained.
     if config.tokenizer_path:
         path = pathlib.Path(os.path.expanduser(config.tokenizer_path))
         if config.tokenizer == "hf":
@@ -181,17 +184,19 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
             return SentencePieceTokenizer(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
+    # Otherwise SentencePiece is trained once per corpus and vocabulary size.
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {config.vocab_size}".encode()).hexdigest()[:16]
     folder = cache / f"tokenizer-{corpus.name}-{key}"
 
     def make(partial: pathlib.Path) -> None:
         save_tokenizer(train_sentencepiece(_training_lines(corpus), config.vocab_size), partial)
 
-    return _cached(folder, make, load_tokenizer)
+    return _load_or_make(folder, make, load_tokenizer)
 
 
 def _training_lines(corpus: Corpus) -> Iterator[str]:
     """Lines spread evenly over the training split, or the first lines of a stream."""
+    # Every n-th line, so that about as many bytes are read as the trainer gets, from all of the corpus.
     every = -(-(corpus.size("train") or 1) // _TRAINING_BYTES)
     lines = itertools.chain.from_iterable(piece.text.splitlines(keepends=True) for piece in corpus.pieces("train"))
     taken = 0
@@ -208,6 +213,7 @@ def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.
     dtype = _dtype(tokenizer)
     with open(folder / f"{split}.tokens", "wb") as file:
         starts, counts = encode(_batches(corpus, split), tokenizer, lambda ids: file.write(ids.astype(dtype).tobytes()))
+    # Every part of a mixture must have documents.
     named = list(corpus.parts) if isinstance(corpus, MixedCorpus) else [corpus.name]
     documents = counts.get("part_documents", [len(starts) - 1])
     empty = [name for name, count in itertools.zip_longest(named, documents) if not count]
@@ -223,9 +229,9 @@ def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
     with bar:
         for piece in corpus.pieces(split):
             batch.append(piece)
-            here = len(piece.text.encode())
-            size += here
-            bar.update(here)
+            piece_bytes = len(piece.text.encode())
+            size += piece_bytes
+            bar.update(piece_bytes)
             if size >= _BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
@@ -233,8 +239,10 @@ def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
             yield batch
 
 
-def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]) -> Made:
-    """What `make` has written into a folder, now or earlier; a damaged folder is made again."""
+def _load_or_make(
+    folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]
+) -> Made:
+    """Loads a folder that `make` has written, now or earlier; a damaged folder is made again."""
     for _ in range(3):  # another process may find it damaged and remove it before it is read
         if folder.exists():
             try:
@@ -242,7 +250,7 @@ def _cached(folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Ca
             except _DAMAGED as error:
                 _log.warning("%s is damaged, making it again: %s", folder, error)
                 _remove(folder)
-        with _whole(folder) as partial:
+        with _atomic_folder(folder) as partial:
             make(partial)
     return load(folder)
 
@@ -256,7 +264,7 @@ def _remove(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _whole(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def _atomic_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary folder that becomes `folder` at the end, or is removed after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile's, which only its owner can read: the user's umask says who shares the cache.

@@ -1,4 +1,4 @@
-"""Text as tokens: each document is begin-of-text, its tokens, end-of-text."""
+"""Tokenised text: each document is begin-of-text, its tokens, end-of-text."""
 
 import dataclasses
 from collections import Counter
@@ -20,8 +20,8 @@ class TokenizedText:
         starts: where each document begins, and then the total number of tokens, int64.
         words: number of words, separated by white space.
         lines: number of lines; a document's last line needs no line end.
-        bytes: number of bytes of text; 0, as words and lines, if only a part of the text is here.
-        labels: number of each document's label, int32; None: there are none.
+        bytes: number of bytes of text; 0, as words and lines, if this is only a part of a text.
+        labels: number of each document's label, int32; None: no labels.
         part_documents: number of documents of each part of a mixture; empty: it is none.
     """
 
@@ -50,6 +50,7 @@ def encode(
     written, starts, in_line = 0, [], False
     counts, documents = {"words": 0, "lines": 0, "bytes": 0}, Counter()
     for batch in batches:
+        # Put end-of-text and begin-of-text between documents; the last line of each may lack its line end.
         for piece, ids in zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True):
             if piece.begins_document:
                 counts["lines"] += in_line  # the last line of the document before
@@ -74,7 +75,7 @@ def encode(
 
 
 def encode_in_memory(pieces: list[Piece], tokenizer: Tokenizer) -> TokenizedText:
-    """The tokens of some documents, in memory."""
+    """Tokenises some documents in memory."""
     parts: list[np.ndarray] = []
     starts, counts = encode([pieces], tokenizer, parts.append)
     return TokenizedText(np.concatenate(parts), starts, counts["words"], counts["lines"], counts["bytes"])

@@ -1,4 +1,4 @@
-"""What a tokenizer is, and those that need no library: bytes, characters and numbers."""
+"""The interface of tokenizers, and those that need no library: bytes, characters and numbers."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ def byte_piece(value: int) -> str:
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer has.
+    """The interface of tokenizers.
 
     Attributes:
         kind: its name in tokenizer/kind.json.
@@ -54,12 +54,12 @@ class Tokenizer(Protocol):
         ...
 
     def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs besides the kind."""
+        """The serialised model, which `load_tokenizer` reads according to the kind."""
         ...
 
 
 class ByteTokenizer:
-    """One token a UTF-8 byte, after the special tokens."""
+    """A tokenizer of UTF-8 bytes, whose ids follow the special tokens."""
 
     kind = "bytes"
     fingerprint = "bytes"
@@ -83,12 +83,12 @@ class ByteTokenizer:
         return np.array([0] * len(SPECIALS) + [1] * 256, np.int32)
 
     def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs besides the kind."""
+        """The serialised model, which `load_tokenizer` reads according to the kind."""
         return b""
 
 
 class CharacterTokenizer:
-    """One token a character of a given set, after the special tokens and one token for all other characters."""
+    """A tokenizer of a fixed set of characters, whose ids follow the special tokens and that of unknown characters."""
 
     kind = "characters"
     begin, end, mask = (SPECIALS.index(name) for name in ("<s>", "</s>", MASK))
@@ -118,12 +118,12 @@ class CharacterTokenizer:
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs besides the kind."""
+        """The serialised model, which `load_tokenizer` reads according to the kind."""
         return self._characters.encode()
 
 
 class NumberTokenizer:
-    """Numbers below a bound, for made data; their text is the decimal number and a blank."""
+    """A tokenizer of numbers below a bound, for made data; their text is the decimal number and a blank."""
 
     kind = "numbers"
     begin = end = 0  # made data has no documents
@@ -151,5 +151,5 @@ class NumberTokenizer:
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs besides the kind."""
+        """The serialised model, which `load_tokenizer` reads according to the kind."""
         return str(self.vocab_size).encode()

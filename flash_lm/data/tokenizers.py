@@ -1,4 +1,4 @@
-"""SentencePiece, trained on the corpus or given; saves and loads tokenizers of all kinds.
+"""SentencePiece, trained on the corpus or read from a file; saves and loads tokenizers of all kinds.
 
 Bytes, and SentencePiece models trained here, restore any text exactly.
 """
@@ -31,7 +31,7 @@ _TRAINING_THREADS = 2  # a trained model holds the number, so that another one w
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model.
+    """A tokenizer with a SentencePiece model.
 
     Attributes:
         spells_spaces: whether a space is a token of a byte, since no piece has one.
@@ -63,15 +63,16 @@ class SentencePieceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each text, without special tokens."""
+        # Encode all texts at once, and again those with characters that SentencePiece would not restore.
         ids = self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
-        found = [np.asarray(x, np.int32) for x in ids]
+        arrays = [np.asarray(x, np.int32) for x in ids]
         for i, text in enumerate(texts):
             if not self._spelled.keys().isdisjoint(text):
-                found[i] = self._encode_around(text)
-        return found
+                arrays[i] = self._encode_around(text)
+        return arrays
 
     def _spell(self) -> dict[str, list[int]]:
-        """The byte tokens of characters that SentencePiece would not give back; none if the model has no bytes.
+        """The byte tokens of characters that SentencePiece would not restore; none if the model has no bytes.
 
         It writes a space as another character, which it decodes as a space. In a vocabulary without that one, of text
         with few spaces, it spells this character where a space stood.
@@ -110,7 +111,7 @@ class SentencePieceTokenizer:
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
-        """What `load_tokenizer` needs besides the kind."""
+        """The serialised model, which `load_tokenizer` reads according to the kind."""
         return self._model
 
 
@@ -137,6 +138,7 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
     model = io.BytesIO()
     broken: list[InputError] = []
 
+    # Train with fixed settings; the reader's errors are kept, and raised after the trainer's.
     def until_broken() -> Iterator[str]:
         # An exception inside the trainer's iterator would be raised as an unrelated one.
         try:
@@ -165,6 +167,7 @@ def train_sentencepiece(lines: Iterable[str], vocab_size: int) -> SentencePieceT
             user_defined_symbols=["\n"],
             minloglevel=2,
         )
+    # Explain the trainer's error, unless the reader's was first.
     except RuntimeError as error:
         if broken:
             raise broken[0] from None

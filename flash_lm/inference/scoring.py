@@ -223,7 +223,7 @@ def load_text(trained: TrainedModel, split: str) -> Splits:
     examples = CORPORA[data.corpus].examples
     whole = split == WHOLE and not examples
     own = OwnCorpus(trained.tokenizer, known if own_text else None)
-    corpus = load_splits(data, own, whole=whole)
+    corpus = load_splits(data, own, unsplit=whole)
     if trained.task.labels and corpus.labels != trained.labels:
         raise InputError(
             f"corpus {corpus.name} has the labels {', '.join(corpus.labels) or '(none)'}, and {trained.name} was "

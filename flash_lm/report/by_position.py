@@ -9,7 +9,8 @@ from flash_lm.runs.jsonl import Line
 
 
 def position_table(lines: Sequence[Line]) -> str:
-    """One row a run, one column a span of positions: perplexity with the rows before, and in rows by themselves."""
+    """A table with a row per run and a column per span of positions: perplexity with the rows before, and without."""
+    # Columns in the order in which the lines name spans.
     rows, columns = [], dict[str, tuple[str, str]]({"run": ("run", "{}")})
     for line in lines:
         row: Line = {"run": line["run"]}
@@ -23,7 +24,7 @@ def position_table(lines: Sequence[Line]) -> str:
 
 
 def plot_by_position(lines: Sequence[Line], path: pathlib.Path) -> None:
-    """Axes for each family: a curve a run with the rows before, and a pale one for its rows by themselves."""
+    """Plots axes for each family: a curve per run with the rows before, and a pale one for its rows by themselves."""
     families = list(dict.fromkeys(line["family"] for line in lines))
     columns = min(len(families), 2)
     with drawing(path, -(-len(families) // columns), columns, (4.6, 3.4), sharex=True, sharey=True) as (_, grid):
@@ -31,6 +32,7 @@ def plot_by_position(lines: Sequence[Line], path: pathlib.Path) -> None:
             axes.set_axis_off()
         for axes, family in zip(grid.flat, families, strict=False):
             for i, line in enumerate(line for line in lines if line["family"] == family):
+                # A span is drawn at its middle.
                 spans = line["by_position"]
                 middles = [(span["from"] + span["to"]) / 2 for span in spans]
                 look = style(i) | {"markersize": 4}

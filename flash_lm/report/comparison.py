@@ -32,6 +32,7 @@ def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str 
     if not results:
         return None
     group = _groups(results)
+    # Results of one text, task and length form a table, the best first.
     results.sort(key=lambda line: (group(line), _rank(line)))
     names = labels(runs)
     for line in results:
@@ -39,10 +40,11 @@ def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str 
             line["solved_at"] = step
     solved = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
     groups = {key: list(lines) for key, lines in itertools.groupby(results, group)}
-    columns = lambda lines: {**(LABELLED if _of_labels(lines[0]) else RUNS), **solved}
+    columns = lambda lines: {**(LABELLED if _has_label_scores(lines[0]) else RUNS), **solved}
     text = "\n\n".join(
         f"{_title(key)}, {split} split\n\n{markdown_table(lines, columns(lines))}" for key, lines in groups.items()
     )
+    # Write the tables and the figures of the curves.
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_jsonl(out / "results.jsonl", results)
@@ -67,8 +69,9 @@ def write_curves(
         step_s: seconds per step of each run, measured side by side, for the time axis; None: the actual times.
     """
     scored = {line["run"]: line for line in results}
-    there = {label: name.workdir for label, name in labels(runs).items() if label in scored}
-    curves = {label: curve for label, workdir in there.items() if (curve := validation_curve(workdir))}
+    folders = {label: name.workdir for label, name in labels(runs).items() if label in scored}
+    curves = {label: curve for label, workdir in folders.items() if (curve := validation_curve(workdir))}
+    # With rates that were timed side by side, steps are put on one time axis.
     if step_s:
         curves = {
             name: [line | {"rated_seconds": line["step"] * step_s[name]} for line in curve]
@@ -89,6 +92,7 @@ def _groups(results: list[Line]) -> Callable[[Line], Group]:
 
     Texts with the same name are distinguished by their hashes.
     """
+    # The hash is part of a text's name only where two texts share one.
     hashes = {(line["corpus"], line["corpus_hash"]) for line in results}
     counts = Counter(corpus for corpus, _ in hashes)
 
@@ -106,23 +110,24 @@ def _title(group: Group) -> str:
 
 
 def _rank(result: Line) -> float:
-    """Smaller is better."""
-    return -result["accuracy"] if _of_labels(result) else result["bits_per_byte"]
+    """The rank of a result: smaller is better."""
+    return -result["accuracy"] if _has_label_scores(result) else result["bits_per_byte"]
 
 
-def _of_labels(result: Line) -> bool:
+def _has_label_scores(result: Line) -> bool:
     return "majority" in result
 
 
 def _on_examples(result: Line) -> bool:
     """Whether the result is on labels or examples and has their accuracy; the accuracy on text is not shown."""
-    return _of_labels(result) or (result.get("pack") == "examples" and "accuracy" in result)
+    return _has_label_scores(result) or (result.get("pack") == "examples" and "accuracy" in result)
 
 
 def _solved_at(workdir: pathlib.Path, result: Line) -> int | None:
     """The first step from which a run on examples got nearly all of them right."""
     if not _on_examples(result):
         return None
+    # The step after the last one below the bound, so that a curve that falls again does not count.
     curve = validation_curve(workdir)
     last_below = max((line["step"] for line in curve if line["accuracy"] < SOLVED), default=0)
     return min((line["step"] for line in curve if line["step"] > last_below), default=None)

@@ -1,4 +1,4 @@
-"""Validation perplexity, or accuracy, against steps and against training seconds."""
+"""Plots validation perplexity, or accuracy, against steps and against training seconds."""
 
 import pathlib
 
@@ -29,7 +29,7 @@ def plot_curves(
     """Draws one curve per run in two panels: quality for the same data, and quality for the same time.
 
     A curve's points may use only the first tokens of a split; the axis label says so. The number beside a run's name
-    is its result on a whole split, as in a table, not the curve's last point.
+    is its result on a full split, as in a table, not the curve's last point.
 
     Args:
         curves: name of the run -> its validation lines.
@@ -48,6 +48,7 @@ def plot_curves(
             axes.margins(x=0.03)
             axes.set_xlim(left=0)
             axes.set_xlabel(_AXES[key])
+        # The panels share the y axis, and one legend with the final results.
         first = panels[0]
         first.set_yscale(scale)
         first.yaxis.set_major_formatter(tick)

@@ -1,4 +1,4 @@
-"""What all plots share: a frame, and styles of curves that differ even without colour."""
+"""Shared parts of all plots: a frame, and styles of curves that differ even without colour."""
 
 import contextlib
 import importlib.util
@@ -15,15 +15,15 @@ _FEW = 5  # about as many steps
 
 def can_draw() -> bool:
     """Whether matplotlib is installed (some GPU machines lack it); prints a line if not."""
-    found = importlib.util.find_spec("matplotlib") is not None
-    if not found:
+    is_installed = importlib.util.find_spec("matplotlib") is not None
+    if not is_installed:
         print("no plot: matplotlib is not installed")
-    return found
+    return is_installed
 
 
 @contextlib.contextmanager
 def drawing(path: pathlib.Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
-    """A figure with rows × columns of axes, written when the block ends.
+    """Makes a figure with rows × columns of axes, and writes it when the block ends.
 
     Args:
         path: the PNG to write; its folder is created if necessary.
@@ -38,8 +38,8 @@ def drawing(path: pathlib.Path, rows: int, columns: int, size: tuple[float, floa
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
-    whole = (columns * size[0], rows * size[1])
-    figure, grid = plt.subplots(rows, columns, squeeze=False, figsize=whole, layout="constrained", **options)
+    figsize = (columns * size[0], rows * size[1])
+    figure, grid = plt.subplots(rows, columns, squeeze=False, figsize=figsize, layout="constrained", **options)
     for axes in grid.flat:
         axes.spines[["top", "right"]].set_visible(False)
     yield figure, grid

@@ -1,4 +1,4 @@
-"""Result lines as Markdown tables."""
+"""Formats result lines as Markdown tables."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +32,7 @@ LABELLED: Columns = {
 
 
 def pivot(lines: list[Line], row: str, column: str, value: str, form: str, factor: float = 1) -> str:
-    """One row for each value of a key, one column for each of another, in the order of the lines.
+    """A pivot table in Markdown: a row per value of a key, a column per value of another, in the order of the lines.
 
     Args:
         lines: lines with all three keys.
@@ -50,9 +50,10 @@ def pivot(lines: list[Line], row: str, column: str, value: str, form: str, facto
 
 
 def markdown_table(lines: Sequence[Line], columns: Columns = RUNS) -> str:
-    """One row per line; columns are aligned, so that it is readable in a terminal too."""
+    """A Markdown table with one row per line; columns are aligned, so that it is readable in a terminal too."""
     cells = [[form.format(line[key]) if key in line else "" for key, form in columns.values()] for line in lines]
     rows = [list(columns), *cells]
+    # Text is aligned on the left, numbers on the right.
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     text = [form == "{}" for _, form in columns.values()]
     rule = [":" + "-" * (w - 1) if left else "-" * (w - 1) + ":" for w, left in zip(widths, text, strict=True)]

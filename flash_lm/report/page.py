@@ -1,4 +1,4 @@
-"""A comparison of runs as one HTML page that needs no other file and no network."""
+"""Writes a comparison of runs as one HTML page that needs no other file and no network."""
 
 import base64
 import html
@@ -37,7 +37,7 @@ def write_page(
     Args:
         path: the file.
         title: its title.
-        tables: Markdown tables, each below a line of its own, as from `write_comparison`.
+        tables: Markdown tables, each below its title, as from `write_comparison`.
         pictures: PNG files, which the page contains.
         configs: the runs' configs by label, as nested values.
         samples: texts by the runs' labels; empty: the page has none.
@@ -50,6 +50,7 @@ def write_page(
     if samples:
         parts.append(f"<h2>Samples</h2><p class=dim>Each continues: {text(prompt)}</p>")
         parts += [f"<h3>{text(label)}</h3><pre>{text(sample)}</pre>" for label, sample in samples.items()]
+    # Style and pictures are part of the file.
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
     head = f"<!doctype html><html lang=en><head>{head}<style>{_STYLE}</style></head>"
     path.write_text(f"{head}<body>{''.join(parts)}</body></html>\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Panels of curves with their names at their ends, readable without colour."""
+"""Plots panels of curves with their names at their ends, readable without colour."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ _LONGEST_NAME = 34  # characters that are written of a curve's name: a longer on
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One plot of a row.
+    """A panel: one plot of a row of plots.
 
     Attributes:
         lines: the results that it shows.
@@ -56,11 +56,12 @@ def plot_panels(
         path: the PNG to write; its folder is created if necessary.
         curve: key of the lines that names the curves.
         names: of all curves of several figures, so that a curve has the same style in all of them.
-        title: title of the whole figure.
+        title: title of the figure.
     """
     names = list(dict.fromkeys([*names, *(line[curve] for row in rows for panel in row for line in panel.lines)]))
     with drawing(path, len(rows), len(rows[0]), (7, 6)) as (figure, grid):
         for panel, axes in zip((panel for row in rows for panel in row), grid.flat, strict=True):
+            # A curve for each name, with its band; the names are written at the ends.
             ends = []
             for i, name in enumerate(names):
                 points = sorted(_points((line for line in panel.lines if line[curve] == name), panel))
@@ -73,6 +74,7 @@ def plot_panels(
                     elif band:
                         axes.fill_between(*zip(*band, strict=True), color=style(i)["color"], alpha=0.15, linewidth=0)
                     ends.append((x[-1], y[-1], name, style(i)["color"]))
+            # Ticks are the measured values, unless they are too near to each other.
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             measured = sorted({line[panel.x] for line in panel.lines})
@@ -113,7 +115,7 @@ def _points(lines: Iterable[Line], panel: Panel) -> list[tuple[float, float]]:
 
 
 def _band(lines: Iterable[Line], panel: Panel) -> list[tuple[float, float, float]]:
-    """x, lowest and highest of a curve."""
+    """The band of a curve: x, lowest and highest."""
     if panel.band is None:
         return []
     low, high = panel.band
@@ -123,9 +125,10 @@ def _band(lines: Iterable[Line], panel: Panel) -> list[tuple[float, float, float
 def _name_ends(axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Writes each curve's name at the right edge, as near to its end as the other names allow."""
     bottom, top = axes.get_ylim()
-    place = lambda y: math.log(y / bottom) / math.log(top / bottom)
+    height = lambda y: math.log(y / bottom) / math.log(top / bottom)
     ends = sorted(ends, key=lambda end: end[1])
-    heights = [place(y) for _, y, _, _ in ends]
+    # Push overlapping names apart.
+    heights = [height(y) for _, y, _, _ in ends]
     for i in range(1, len(ends)):  # upwards, and back down where that has left the axes
         heights[i] = max(heights[i], heights[i - 1] + _NAME_HEIGHT)
     limit = 1.0

@@ -11,14 +11,15 @@ Run = str | os.PathLike[str] | RunName
 
 
 def labels(runs: Sequence[Run]) -> dict[str, RunName]:
-    """Runs by label: the folder's name, with as many parent folders as are needed to make labels unique."""
+    """Labels runs: by the folder's name, with as many parent folders as are needed to make labels unique."""
     names = dict.fromkeys(run_name(run) for run in runs)
+    # Labels that are not unique get one more parent folder each, until all are.
     depths, longest = dict.fromkeys(names, 1), max((len(x.workdir.absolute().parts) for x in names), default=0)
     while True:
-        found = [_label(name, depth) for name, depth in depths.items()]
-        again = [name for name, label in zip(names, found, strict=True) if found.count(label) > 1]
+        candidates = [_label(name, depth) for name, depth in depths.items()]
+        again = [name for name, label in zip(names, candidates, strict=True) if candidates.count(label) > 1]
         if not again or depths[again[0]] == longest:  # the same folder, spelled in two ways
-            return dict(zip(found, names, strict=True))
+            return dict(zip(candidates, names, strict=True))
         for name in again:
             depths[name] += 1
 
@@ -29,25 +30,26 @@ def _label(name: RunName, depth: int) -> str:
 
 
 def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
-    """The last result on a split of each checkpoint that has one; `run` is the run's label.
+    """Reads the last result on a split of each checkpoint that has one; `run` is the run's label.
 
-    Prefers results on the run's own corpus, with rows of the training length.
+    Prefers results on the corpus of training, with rows of the training length.
     """
-    found = []
+    newest = []
     for label, name in labels(runs).items():
         path = name.workdir / "results.jsonl"
         lines = [line for line in read_jsonl(path) if line["split"] == split] if path.exists() else []
-        lines = _of_checkpoint(lines, name)
+        lines = _select_checkpoint(lines, name)
         lines = [line for line in lines if line.get("own_corpus", True)] or lines
         as_trained = [line for line in lines if line.get("trained_length", -1) == line.get("length")]
-        found.extend(line | {"run": label} for line in (as_trained or lines)[-1:])
-    return found
+        newest.extend(line | {"run": label} for line in (as_trained or lines)[-1:])
+    return newest
 
 
-def _of_checkpoint(lines: list[Line], name: RunName) -> list[Line]:
+def _select_checkpoint(lines: list[Line], name: RunName) -> list[Line]:
     lines = [line for line in lines if line.get("ema", False) == name.ema]
     if name.which == BEST:
         return [line for line in lines if line.get("checkpoint") == BEST]
+    # The newest checkpoint is the one with the last step.
     step = name.which
     if step == NEWEST:
         lines = [line for line in lines if line.get("checkpoint", NEWEST) == NEWEST]
@@ -56,5 +58,5 @@ def _of_checkpoint(lines: list[Line], name: RunName) -> list[Line]:
 
 
 def validation_curve(workdir: pathlib.Path) -> list[Line]:
-    """The validation lines of a run's metrics, in order."""
+    """Reads the validation lines of a run's metrics, in order."""
     return [line for line in read_jsonl(workdir / "metrics.jsonl") if line["split"] == "validation"]

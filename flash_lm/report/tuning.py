@@ -1,4 +1,4 @@
-"""What a search for the best value of a key found: a table, and loss against the value for each model."""
+"""Reports a search for the best value of a key: a table, and loss against the value for each model."""
 
 import math
 import pathlib
@@ -45,30 +45,31 @@ def _title(lines: list[Line]) -> str:
 
 
 def _row(best: Line, lines: list[Line]) -> Line:
-    own = [line for line in lines if line["model"] == best["model"]]
-    last = sorted((x for x in own if x["round"] == best["round"]), key=lambda line: line["value"])
-    place = [line["value"] for line in last].index(best["value"])
-    row = {name: best[name] for name in ("model", "value", "loss") if name in best} | {"runs": len(own)}
-    for name, near in (("below", place - 1), ("above", place + 1)):
+    lines_of_model = [line for line in lines if line["model"] == best["model"]]
+    # The neighbours of the best value in the last round show how much it matters.
+    last = sorted((x for x in lines_of_model if x["round"] == best["round"]), key=lambda line: line["value"])
+    index = [line["value"] for line in last].index(best["value"])
+    row = {name: best[name] for name in ("model", "value", "loss") if name in best} | {"runs": len(lines_of_model)}
+    for name, near in (("below", index - 1), ("above", index + 1)):
         if 0 <= near < len(last) and "loss" in last[near]:
             row[name] = last[near]["loss"]
     remarks = ["the grid grew"] * best["grown"] + ["no best value: the grid ends here"] * (not best["bracketed"])
-    failed = sum("failed" in line for line in own)
+    failed = sum("failed" in line for line in lines_of_model)
     return row | {"remark": "; ".join([*remarks, *([f"{failed} not finite"] * bool(failed))])}
 
 
 def _plot(lines: list[Line], best: list[Line], path: pathlib.Path) -> None:
-    """A panel for each model, a curve for each round; a ring is around the best value."""
+    """Plots a panel for each model, a curve for each round; a ring is around the best value."""
     columns = min(len(best), _ACROSS)
     with drawing(path, math.ceil(len(best) / columns), columns, (3.6, 3.2)) as (figure, grid):
         panels = list(grid.flat)
         for axes in panels[len(best) :]:
             axes.remove()
         for axes, chosen in zip(panels, best, strict=False):
-            own = [line for line in lines if line["model"] == chosen["model"] and "loss" in line]
-            for i, number in enumerate(sorted({line["round"] for line in own})):
-                points = sorted((x["value"], x["loss"]) for x in own if x["round"] == number)
-                tokens = next(line["tokens"] for line in own if line["round"] == number)
+            lines_of_model = [line for line in lines if line["model"] == chosen["model"] and "loss" in line]
+            for i, number in enumerate(sorted({line["round"] for line in lines_of_model})):
+                points = sorted((x["value"], x["loss"]) for x in lines_of_model if x["round"] == number)
+                tokens = next(line["tokens"] for line in lines_of_model if line["round"] == number)
                 axes.plot(*zip(*points, strict=True), label=f"{tokens:,} tokens", markersize=4, **style(i))
             if "loss" in chosen:
                 axes.plot(chosen["value"], chosen["loss"], "o", markersize=12, fillstyle="none", color="black")

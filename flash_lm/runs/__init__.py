@@ -1,1 +1,1 @@
-"""The folder of a run and what stands in it: names, config.json, lines of results, provenance, hosts."""
+"""The folder of a run and its contents: names, config.json, lines of results, provenance, hosts."""

@@ -1,4 +1,4 @@
-"""The hosts of a run: how they find each other and exchange values."""
+"""Multi-host runs: joining the hosts, and collective operations on small values."""
 
 import io
 import json
@@ -28,8 +28,9 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
         number: index of this host.
 
     Raises:
-        InputError: no cluster was found, or the other hosts do not connect.
+        InputError: no cluster was detected, or the other hosts do not connect.
     """
+    # A cluster that JAX knows needs no arguments; without one, it raises.
     _keep_output_ours()
     try:
         jax.distributed.initialize(
@@ -52,6 +53,7 @@ def _keep_output_ours() -> None:
     ours = sys.stdout
     if ours is not sys.__stdout__ or not isinstance(ours, io.TextIOWrapper):  # it goes elsewhere, as in a notebook
         return
+    # Keep our output on a copy of file 1, and let file 1 lead to standard error.
     ours.flush()
     buffering = 1 if ours.line_buffering or ours.write_through else -1
     sys.stdout = os.fdopen(os.dup(1), "w", buffering, encoding=ours.encoding, errors=ours.errors)
@@ -66,10 +68,10 @@ def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:
     """
     if word == "auto":
         return None, None, None
-    found = re.fullmatch(r"([^,\s]+:\d+),([1-9]\d*),(\d+)", word)
-    if not found or int(found[3]) >= int(found[2]):
+    match = re.fullmatch(r"([^,\s]+:\d+),([1-9]\d*),(\d+)", word)
+    if not match or int(match[3]) >= int(match[2]):
         raise InputError(f"--hosts={word} must be auto, or ADDRESS:PORT,COUNT,NUMBER with a NUMBER below COUNT")
-    return found[1], int(found[2]), int(found[3])
+    return match[1], int(match[2]), int(match[3])
 
 
 def is_first() -> bool:
@@ -87,7 +89,9 @@ def check_same(**facts: Any) -> None:
         InputError: they differ.
     """
     all_facts = of_all_hosts(facts)
-    if differing := [name for name in facts if any(there[name] != all_facts[0][name] for there in all_facts)]:
+    if differing := [
+        name for name in facts if any(facts_of_host[name] != all_facts[0][name] for facts_of_host in all_facts)
+    ]:
         raise InputError(
             f"the hosts differ in {', '.join(differing)}: start the same command on each, with the same Python, and "
             f"with workdir and data.cache_dir on a disk that all share"
@@ -108,8 +112,9 @@ class StopOfAllHosts:
             return self._should_stop()
         if step < self._asks_at:
             return False
+        # Ask, and agree on the next step to ask at, from the slowest host's time per step.
         answers = of_all_hosts([self._should_stop(), seconds])
-        slowest, (before, then) = max(there for _, there in answers), self._asked
+        slowest, (before, then) = max(time for _, time in answers), self._asked
         a_step = (slowest - then) / max(step - before, 1)
         self._asks_at = step + max(1, min(_MOST_UNASKED, int(_ASK_EVERY_S / max(a_step, 1e-3))))
         self._asked = step, slowest
@@ -117,14 +122,15 @@ class StopOfAllHosts:
 
 
 def fetched(x: jax.Array) -> np.ndarray:
-    """The whole array as a NumPy array on every host, however it is sharded."""
+    """Gathers an array, however it is sharded, as a NumPy array on every host."""
     return np.asarray(x) if x.is_fully_addressable else np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def of_all_hosts(value: Any) -> list[Any]:
-    """All hosts' JSON values, on every host, ordered by host number."""
+    """Gathers a JSON value from all hosts, on every host, ordered by host number."""
     if jax.process_count() == 1:
         return [value]
+    # All hosts must gather arrays of one shape: first the lengths, then padded texts.
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.array(len(text)))
     padded = np.zeros(sizes.max(), np.uint8)

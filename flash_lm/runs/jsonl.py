@@ -1,4 +1,4 @@
-"""Files with one JSON object per line: metrics, results, and what changed at a resume."""
+"""JSONL files, one JSON object per line: metrics, results, and changes at a resume."""
 
 import json
 import pathlib
@@ -17,23 +17,24 @@ def read_jsonl(path: pathlib.Path) -> list[Line]:
     Raises:
         InputError: another line is damaged.
     """
-    content, found = path.read_bytes(), []
+    # A process that was killed may have left a part of a last line.
+    content, lines = path.read_bytes(), []
     for number, line in enumerate(content[: content.rfind(b"\n") + 1].split(b"\n"), start=1):
         try:
-            found += [_object(line)] if line.strip() else []
+            lines += [_object(line)] if line.strip() else []
         except ValueError:  # of JSON, or of UTF-8
             raise InputError(f"{path}: line {number} is damaged (not JSON): restore the file, or delete it") from None
-    return found
+    return lines
 
 
 def _object(line: bytes) -> Line:
-    if not isinstance(found := parse_json(line), dict):
+    if not isinstance(value := parse_json(line), dict):
         raise ValueError("not a JSON object")
-    return found
+    return value
 
 
 def read_lines(path: pathlib.Path) -> list[Line]:
-    """As `read_jsonl`; none if there is no file."""
+    """Reads the lines of a JSONL file as `read_jsonl`; none if the file does not exist."""
     try:
         return read_jsonl(path)
     except FileNotFoundError:
@@ -46,7 +47,7 @@ def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 
 
 def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
-    """Appends lines to a JSONL file, in place of a truncated last one; creates its folder if necessary."""
+    """Appends lines to a JSONL file, instead of a truncated last one; creates its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as file:
         file.seek(0)
@@ -57,8 +58,8 @@ def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 
 
 def grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
-    """The lines by the values of these keys, None where there is none, in their order."""
-    found: dict[tuple[Any, ...], list[Line]] = {}
+    """Groups lines by the values of these keys, None where a line has none, in their order."""
+    groups: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
-        found.setdefault(tuple(line.get(key) for key in keys), []).append(line)
-    return found
+        groups.setdefault(tuple(line.get(key) for key in keys), []).append(line)
+    return groups

@@ -11,22 +11,22 @@ NAME = "labels.json"
 
 
 def write_labels(folder: pathlib.Path, labels: Sequence[str]) -> None:
-    """Writes the names, if there are any, for `read_labels`."""
+    """Writes the names, if the model has any, for `read_labels`."""
     if labels:
         (folder / NAME).write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_labels(folder: pathlib.Path) -> tuple[str, ...]:
-    """The names of the labels; empty if the model predicts words.
+    """Reads the names of the labels; empty if the model predicts words.
 
     Raises:
         InputError: the file is damaged.
     """
     path = folder / NAME
     try:
-        found = load_json(path) if path.exists() else []
+        names = load_json(path) if path.exists() else []
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        names = None  # damaged
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{path} is damaged: restore it, or train into another --workdir")
-    return tuple(found)
+    return tuple(names)

@@ -1,4 +1,4 @@
-"""Only one process trains in a folder at a time."""
+"""The lock file of a run's folder: only one process trains in it at a time."""
 
 import contextlib
 import fcntl
@@ -17,16 +17,17 @@ NAME = "lock"
 
 
 @contextlib.contextmanager
-def locked(workdir: pathlib.Path) -> Iterator[None]:
+def lock_folder(workdir: pathlib.Path) -> Iterator[None]:
     """Locks a run's folder; the system releases the lock when the process ends, even after a crash.
 
-    The folder is created if necessary. If nothing was written there, it is left as it was. With several hosts, the
+    The folder is created if necessary. If nothing was written to it, it is left as it was. With several hosts, the
     first one holds the lock.
 
     Raises:
         InputError: on all hosts, if another process holds the lock.
     """
     holder, file, made, empty = None, None, False, False
+    # The first host takes the lock, and tells the others who holds it.
     if is_first():
         made, empty = not workdir.exists(), not any(workdir.glob("*"))
         workdir.mkdir(parents=True, exist_ok=True)
@@ -37,6 +38,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
             raise InputError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
         yield
     finally:
+        # A folder without a run is left as it was.
         if file is not None:
             if not holder and empty and [path.name for path in workdir.iterdir()] == [NAME]:
                 (workdir / NAME).unlink()

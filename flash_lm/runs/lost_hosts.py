@@ -1,7 +1,7 @@
-"""The loss of a host ends the others with one line that names it, and with a code that a launcher can act on.
+"""Lost hosts: a host that fails ends the others with one line that names it, and an exit code for the launcher.
 
-JAX's coordination service notices the loss, and ends a process with a stack of C++ and SIGABRT. Here its message is
-read before it reaches standard error.
+JAX's coordination service notices the loss, and ends a process with a stack of C++ and SIGABRT. This module reads its
+message before it reaches standard error.
 """
 
 import atexit
@@ -30,12 +30,13 @@ _at_the_end = threading.Lock()
 
 def report_lost_hosts() -> None:
     """Begins to watch for lost hosts, in a process that is one of several."""
-    # C's `sleep` handles SIGABRT; its argument is then the number of the signal, so there are 6 s to report the loss.
+    # C's `sleep` handles SIGABRT; its argument is then the number of the signal, which leaves 6 s to report the loss.
     libc: Any = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal(int(signal.SIGABRT), ctypes.cast(libc.sleep, ctypes.c_void_p))
     real, (read, write) = os.dup(2), os.pipe()
-    if sys.stderr is sys.__stderr__:  # Python's own messages do not wait
+    # Messages of libraries go through a pipe, in which they wait.
+    if sys.stderr is sys.__stderr__:  # Python's messages do not wait
         sys.stderr = os.fdopen(os.dup(real), "w", 1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
     os.dup2(write, 2)
     os.close(write)
@@ -47,12 +48,13 @@ def report_lost_hosts() -> None:
 
 @contextlib.contextmanager
 def lost_hosts_reported() -> Iterator[None]:
-    """Reports the loss of another host in one clear line, in place of the network's errors."""
+    """Reports the loss of another host in one clear line, instead of the network's errors."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
+        # Of two hosts it is the other one; of more, only the coordination service knows.
         if jax.process_count() == 2:
             _end_without(f"host {1 - jax.process_index()}")
         time.sleep(HEARTBEAT_S + 15)  # until the coordination service knows which one, and ends this process
@@ -68,7 +70,7 @@ def _end_without(host: str) -> NoReturn:
 
 
 class _Messages:
-    """What libraries write to standard error, on its way there."""
+    """A buffer of the messages that libraries write to standard error."""
 
     def __init__(self, real: int):
         """`real`: the file that standard error was."""
@@ -76,6 +78,7 @@ class _Messages:
 
     def read(self, pipe: int) -> None:
         """Collects messages, and ends the process if one of them says that a host is gone."""
+        # A message may be split between blocks, so the last ones are searched together.
         recent = b""
         while block := os.read(pipe, 1 << 16):
             recent = (recent + block)[-(1 << 16) :]

@@ -1,4 +1,4 @@
-"""The provenance that every measured or scored line records."""
+"""The provenance that every measured or scored line records: device, versions and commit."""
 
 import hashlib
 import importlib.metadata
@@ -22,6 +22,7 @@ def provenance(device_kind: str) -> dict[str, Any]:
     Args:
         device_kind: JAX's name for it; a CPU's model name is added.
     """
+    # Packages that are not installed are left out; outside of a repository, git answers nothing.
     versions = [f"python {platform.python_version()}"]
     for package in _PACKAGES:
         try:
@@ -39,14 +40,14 @@ def provenance(device_kind: str) -> dict[str, Any]:
     }
 
 
-def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The provenance of something made in two sessions: the values of both; dirty if either was."""
+def merge_provenance(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Merges the provenance of two sessions that made something: the values of both; dirty if either was."""
     both = {key: _both(before.get(key), now[key]) for key in now}
     return both | {"dirty": before.get("dirty") or now["dirty"]}
 
 
 def _both(before: Any, now: Any) -> str | None:
-    """A value beside those of earlier sessions, if it is not among them."""
+    """Adds a value to those of earlier sessions, if it is not among them."""
     if not (before and now) or f", {now}," in f", {before},":
         return str(before or now) if before or now else None
     return f"{before}, {now}"
@@ -61,7 +62,7 @@ def hash_of_files(folder: pathlib.Path, suffixes: Collection[str]) -> str:
     """A hash of twelve digits of the contents of all files with these suffixes in a folder and its subfolders.
 
     Raises:
-        InputError: there is none.
+        InputError: no such file exists.
     """
     files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
     if not files:
@@ -80,9 +81,9 @@ def _git(*words: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    """The name that Linux gives it, else the one that Python knows."""
+    """The name of the CPU in Linux, else the one that Python knows."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, tokenizer/ and perhaps labels.json, written once, and changes.jsonl.
+"""The run folder: config.json, tokenizer/ and perhaps labels.json, written once, and changes.jsonl.
 
 Changes made by a resumed run are lines of changes.jsonl; config.json stays as the run began.
 """
@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import BATCH_TOKENS, Config, identifying_keys, upgrade
-from flash_lm.config.keys import SECTIONS, ill_typed
+from flash_lm.config.keys import SECTIONS, type_problems
 from flash_lm.config.plugins import check_plugins, plugins_of
 from flash_lm.config.renamed_keys import names_today
 from flash_lm.errors import InputError, first_line
@@ -31,7 +31,7 @@ _PARTIAL = f"{_CONFIG}.partial"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # of an exported model
 _LISTED = 3  # problems of a damaged file
 _BEFORE_CONFIG = (lock.NAME, _PARTIAL, LABELS)  # what a run may leave if it is killed right after its start
-_PLACES = ("data.path", "data.cache_dir")
+_LOCATIONS = ("data.path", "data.cache_dir")
 # A checkpoint has a hash of the rest of config.json, so a change of this list would make checkpoints unreadable.
 _NOT_IN_FINGERPRINT = (
     "data.",
@@ -51,13 +51,14 @@ class RunFolder:
         self.path = pathlib.Path(path)
 
     def holds_run(self) -> bool:
-        """Whether a run has begun here.
+        """Whether a run has begun in this folder.
 
         Raises:
             InputError: the folder holds something other than a run.
         """
         if not self.path.exists():
             return False
+        # Files that a run writes before its config do not count.
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else [self.path.name]
         names = [name for name in names if name not in _BEFORE_CONFIG]
         if not names:
@@ -76,7 +77,7 @@ class RunFolder:
         """The JSON value of config.json, as it was written when the run began.
 
         Raises:
-            InputError: there is no run, or the file is damaged.
+            InputError: the folder has no run, or the file is damaged.
         """
         try:
             return load_json(self.path / _CONFIG)
@@ -86,7 +87,7 @@ class RunFolder:
                 f"--workdir={self.path}"
             ) from None
         except ValueError:
-            raise _damaged(self.path / _CONFIG) from None
+            raise _damage_error(self.path / _CONFIG) from None
 
     @functools.cached_property
     def config(self) -> Any:
@@ -99,9 +100,9 @@ class RunFolder:
 
     @functools.cached_property
     def fingerprint(self) -> str | None:
-        """Hash of what config.json says of model and training, as written. None: there is none.
+        """Hash of what config.json says of model and training, as written. None: no config.json.
 
-        Keys that a later version adds do not count. The place of the corpus may change.
+        Keys that a later version adds do not count. The path of the corpus may change.
         """
         if not (self.path / _CONFIG).exists():
             return None
@@ -112,7 +113,7 @@ class RunFolder:
     @property
     def hash(self) -> str:
         """`run_hash` of config.json as written."""
-        return run_hash(_of_run(self.written))
+        return run_hash(_config_values(self.written))
 
     def check_nothing_lost(self) -> None:
         """Checks that a run without checkpoints has not gone so far that it must have had one.
@@ -130,7 +131,7 @@ class RunFolder:
             )
 
     def write(self, config: ConfigDict) -> None:
-        """Writes config.json, whole; the file is written once."""
+        """Writes config.json atomically; the file is written once."""
         (self.path / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
         os.replace(self.path / _PARTIAL, self.path / _CONFIG)
 
@@ -150,64 +151,67 @@ def is_export(folder: pathlib.Path) -> bool:
 
 def run_hash(config: Mapping[str, Any]) -> str:
     """Hash of a config as nested dicts, without where its corpora and cache are; a key that is added later keeps it."""
+    # The shares of a mixture count, and where its sources are does not.
     flat = identifying_keys(flatten_dict(config, sep="."))
     if flat.get("data.tokens_per_batch") is None:  # on one device
         flat["data.tokens_per_batch"] = BATCH_TOKENS
     if mixture := flat.get("data.mixture"):
         flat["data.mixture"] = [share for _, share in mixture]
-    return config_hash({key: value for key, value in flat.items() if key not in _PLACES})
+    return config_hash({key: value for key, value in flat.items() if key not in _LOCATIONS})
 
 
 def _config_of(folder: pathlib.Path, written: Any) -> Any:
-    """The config of a run from the JSON value of its config.json, with the lines of changes.jsonl."""
-    path, values = folder / _CONFIG, _of_run(written)
+    """Builds the config of a run from the JSON value of its config.json, and the lines of changes.jsonl."""
+    path, values = folder / _CONFIG, _config_values(written)
     if isinstance(values, dict) and "model_type" in values:
         raise InputError(
             f"{folder} is a model of transformers: convert it with python -m flash_lm.import_model "
             f"--model={folder} --out=…"
         )
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
-        raise _damaged(path)
+        raise _damage_error(path)
+    # Plugins must be imported before their sections are checked.
     check_plugins(plugins_of(values), folder)
     for group, section in (name.split(".") for name in SECTIONS):
         if not isinstance(values[group].get(section, {}), dict):
-            raise _damaged(path)
-    config = _typed(path, upgrade(_tuples(values)))
+            raise _damage_error(path)
+    # Apply the changes of each resume to the config as it was written.
+    config = _check_types(path, upgrade(_tuples(values)))
     changes = path.with_name(_CHANGES)
     for line in read_lines(changes):
         if "plugins" in line:  # we never write this, and it would be read after they are checked
-            raise _damaged(changes)
+            raise _damage_error(changes)
         try:
             config.update_from_flattened_dict(
                 {name: x for key, x in _tuples(line).items() for name in names_today(key)}
             )
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # keys or values that no run has
-            raise _damaged(changes, [first_line(error)]) from None
-    return _typed(changes, config.to_dict())
+            raise _damage_error(changes, [first_line(error)]) from None
+    return _check_types(changes, config.to_dict())
 
 
-def _typed(path: pathlib.Path, values: dict[str, Any]) -> Any:
-    """The config with these values of a file; raises InputError if keys are missing or have wrong types."""
-    if wrong := list(itertools.islice(ill_typed(values, Config), _LISTED)):
-        raise _damaged(path, wrong)
+def _check_types(path: pathlib.Path, values: dict[str, Any]) -> Any:
+    """Makes a config from the values of a file; raises InputError if keys are missing or have wrong types."""
+    if wrong := list(itertools.islice(type_problems(values, Config), _LISTED)):
+        raise _damage_error(path, wrong)
     try:
         return ConfigDict(values)
     except (TypeError, ValueError, KeyError, AttributeError) as error:  # names that no key can have
-        raise _damaged(path, [first_line(error)]) from None
+        raise _damage_error(path, [first_line(error)]) from None
 
 
-def _of_run(values: Any) -> Any:
-    """The config of a run from config.json; that of an exported model has more in it."""
+def _config_values(values: Any) -> Any:
+    """The config in the values of a config.json; that of an exported model has more in it."""
     return values["config"] if isinstance(values, dict) and "config" in values else values
 
 
-def _damaged(path: pathlib.Path, problems: Sequence[str] = ()) -> InputError:
+def _damage_error(path: pathlib.Path, problems: Sequence[str] = ()) -> InputError:
     why = f" ({'; '.join(problems)})" if problems else ""
     return InputError.of([f"{path} is damaged{why}: restore it, or train into another --workdir"])
 
 
 def _tuples(value: Any) -> Any:
-    """JSON has no tuples, and configs have no lists."""
+    """Turns lists into tuples: JSON has no tuples, and configs have no lists."""
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Names of checkpoints: RUN, RUN@newest, RUN@best or RUN@STEP, each perhaps with @ema."""
+"""Checkpoint names: RUN, RUN@newest, RUN@best or RUN@STEP, each perhaps with @ema."""
 
 import os
 import pathlib
@@ -31,12 +31,12 @@ class RunName(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """What follows the folder."""
+        """The part of the name after the folder."""
         return ("" if self.which == NEWEST else f"@{self.which}") + _EMA * self.ema
 
 
 def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
-    """Parses a word of a command line, or a path; a folder whose own name contains an @ is that folder.
+    """Parses a word of a command line, or a path; a folder whose name contains an @ is that folder.
 
     Only what follows the last / can name a checkpoint: folders above may have an @ in their names.
 
@@ -49,6 +49,7 @@ def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
     check_local(text)
     if text.endswith(_EMA) and not pathlib.Path(text).is_dir():
         return run_name(text.removesuffix(_EMA))._replace(ema=True)
+    # An existing folder comes before a checkpoint of another one.
     folder, at, which = text.rpartition("@")
     if not at or "/" in which or pathlib.Path(text).is_dir():
         return RunName(pathlib.Path(text), NEWEST)

@@ -1,1 +1,1 @@
-"""Sweeps: runs of a grid, and tuning of learning rates."""
+"""Sweeps: grids of runs, and tuning of a key by successive halving."""

@@ -1,4 +1,4 @@
-"""A study: runs of one config that differ in a few keys. Each is trained and evaluated once, even after restarts."""
+"""Grid sweeps: runs of one config that differ in a few keys, each trained and evaluated once, even after restarts."""
 
 import copy
 import itertools
@@ -25,7 +25,7 @@ Runs = Mapping[str, Changes]  # by name
 
 
 def changed(config: ConfigDict, changes: Changes) -> Any:
-    """A copy of the config with these values: a ConfigDict, whose keys type checkers do not know."""
+    """Copies the config with these values: a ConfigDict, whose keys type checkers do not know."""
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict(dict(changes))
     return other
@@ -42,9 +42,10 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
         The runs that are possible, and a sentence on each combination that is not.
 
     Raises:
-        InputError: a key or a value is wrong by itself, a key is given twice, or no combination with a value is
+        InputError: a key or a value is wrong by itself, a key is repeated, or no combination with a value is
             possible.
     """
+    # Parse each axis: the texts of a key, with their values.
     axes, problems = {}, []
     for words in grid:
         key, _, values = words.partition("=")
@@ -59,6 +60,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
             axis[value] = None if problem else value_of(alone, key)
     if problems:
         raise InputError.of(problems)
+    # Combine the axes; every value must be part of a possible run.
     runs, impossible = {}, {}
     without = {(key, text) for key, axis in axes.items() for text in axis}  # values without a possible run so far
     for texts in itertools.product(*axes.values()):
@@ -75,10 +77,10 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
     return runs, [f"{name} is left out: {problem}" for name, problem in impossible.items()]
 
 
-def in_workdir(runs: Runs, workdir: pathlib.Path) -> Runs:
-    """The runs of a sweep in a folder; one may name another: {workdir}/NAME."""
-    place = lambda value: value.replace("{workdir}", str(workdir)) if isinstance(value, str) else value
-    return {name: {key: place(value) for key, value in changes.items()} for name, changes in runs.items()}
+def resolve_workdir(runs: Runs, workdir: pathlib.Path) -> Runs:
+    """Replaces {workdir} in values of a sweep's runs, by which one run may name another: {workdir}/NAME."""
+    resolve = lambda value: value.replace("{workdir}", str(workdir)) if isinstance(value, str) else value
+    return {name: {key: resolve(value) for key, value in changes.items()} for name, changes in runs.items()}
 
 
 def check_runs(config: ConfigDict, runs: Runs) -> None:
@@ -93,7 +95,8 @@ def check_runs(config: ConfigDict, runs: Runs) -> None:
 
 
 def problem_of(config: ConfigDict) -> str | None:
-    """What is wrong with a config on these devices, on one line; None if nothing is."""
+    """The problem of a config on these devices, on one line; None if it has none."""
+    # Also what only a device mesh shows, such as rows that it cannot share.
     try:
         parsed = complete_config(parse(config))
         check_batch(make_mesh(parsed.mesh), parsed.data.batch_size, parsed.train.accumulate)
@@ -126,22 +129,25 @@ def run_study(
     Raises:
         InputError: bad config, data or workdir, such as the workdir of a study of another config.
     """
+    # Check all folders first, so that nothing is trained if one belongs to another config.
     for name, changes in runs.items():
         if (folder := RunFolder(workdir / name)).holds_run():
             continue_run(with_types(changed(config, changes)), folder)  # raises if it is another config's
+    # Train and score what is not done; a run with a non-finite loss does not stop the others.
     failures = {}
     for number, (name, changes) in enumerate(runs.items(), start=1):
         if should_stop():
             break
-        folder, here = workdir / name, changed(config, changes)
-        parsed = parse(here)
+        folder, run_config = workdir / name, changed(config, changes)
+        parsed = parse(run_config)
+        # A run is done when it has been scored at all lengths after its last step.
         asked = list(lengths) or [parsed.data.length]
         if is_done(folder, split, parsed.train.steps, asked, parsed.train.stop_accuracy):
             print(f"run {number} of {len(runs)}, {name}: already done", flush=True)
             continue
         print(f"run {number} of {len(runs)}, {name}", flush=True)
         try:
-            train(here, folder, should_stop)
+            train(run_config, folder, should_stop)
         except NonfiniteError as error:
             failures[name] = str(error)
             print(f"{name} failed: {error}", flush=True)
@@ -189,11 +195,11 @@ def is_done(folder: pathlib.Path, split: str, steps: int, lengths: Sequence[int]
     """
     file = folder / "results.jsonl"
     lines = read_lines(file)
-    done = [line for line in lines if line["split"] == split and (line["step"] == steps or _reached(line, goal))]
+    done = [line for line in lines if line["split"] == split and (line["step"] == steps or _has_reached(line, goal))]
     return set(lengths) <= {line["length"] for line in done if line.get("own_corpus", True)}
 
 
-def _reached(line: Mapping[str, Any], goal: float | None) -> bool:
+def _has_reached(line: Mapping[str, Any], goal: float | None) -> bool:
     return goal is not None and line.get("reached", 0.0) >= goal
 
 
@@ -201,7 +207,7 @@ def value_of(config: Any, key: str) -> Any:
     """The value of a key such as model.chunks.size.
 
     Raises:
-        KeyError: there is no such key.
+        KeyError: no such key exists.
     """
     for part in key.split("."):
         config = config[part]

@@ -1,6 +1,6 @@
-"""Finds the best value of a key, such as the learning rate, for each of several models: successive halving.
+"""Tunes a key, such as the learning rate, for each of several models by successive halving.
 
-Values are powers of two times the config's own. The first round trains five of them on a quarter of the tokens, the
+Values are powers of two times that of the config. The first round trains five of them on a quarter of the tokens, the
 next the best three on half of the tokens, and the last the best two on all; `train.decay_steps` is that of the last
 round, and is shorter in the others in proportion. In each round the best value is trained beside both of its
 neighbours, so a grid that ends at its best value grows.
@@ -20,8 +20,8 @@ from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, raise_stopp
 
 _FACTOR = 2.0
 _PARTS = (4, 2, 1)  # of the budget, by round
-_FIRST = 2  # values on each side of the config's own, at first
-_FARTHEST = 8  # factors from the config's own value to the ends of the grid, however it grows
+_FIRST = 2  # values on each side of that of the config, at first
+_FARTHEST = 8  # factors from the value of the config to the ends of the grid, however it grows
 _FEWEST = 10  # steps of a run
 
 
@@ -49,28 +49,32 @@ def tune(
     check_runs(config, models)
     for changes in models.values():
         _check(changed(config, changes), key, budget)
+    # Each round keeps the best values of the one before.
     lines: list[Line] = []
     for model, changes in models.items():
         middle = value_of(changed(config, changes), key)
-        places = [*range(-_FIRST, _FIRST + 1)]  # exponents of the factor
+        exponents = [*range(-_FIRST, _FIRST + 1)]  # exponents of the factor
         for number, part in enumerate(_PARTS, start=1):
             losses: dict[int, float] = {}
-            while places:
-                values = [_value(middle, place) for place in places]
+            # The grid grows until both neighbours of the best value are trained.
+            while exponents:
+                values = [_value(middle, exponent) for exponent in exponents]
                 shorter = {**changes, **_shorter(changed(config, changes), budget, part)}
-                found = _trained(config, shorter, model, key, values, workdir, should_stop)
-                losses |= {place: line.get("loss", math.inf) for place, line in zip(places, found, strict=True)}
-                lines += [{"model": model, "round": number, **line} for line in found]
+                results = _train_values(config, shorter, model, key, values, workdir, should_stop)
+                losses |= {
+                    exponent: line.get("loss", math.inf) for exponent, line in zip(exponents, results, strict=True)
+                }
+                lines += [{"model": model, "round": number, **line} for line in results]
                 write_jsonl(workdir / "tuning.jsonl", lines)
-                best = min(losses, key=lambda place: (losses[place], abs(place)))
-                places = [x for x in (best - 1, best + 1) if x not in losses and abs(x) <= _FARTHEST]
+                best = min(losses, key=lambda exponent: (losses[exponent], abs(exponent)))
+                exponents = [x for x in (best - 1, best + 1) if x not in losses and abs(x) <= _FARTHEST]
             kept = math.ceil((2 * _FIRST + 1) / 2**number)
-            places = sorted(sorted(losses, key=lambda place: losses[place])[:kept])
+            exponents = sorted(sorted(losses, key=lambda exponent: losses[exponent])[:kept])
     return lines
 
 
 def best_values(lines: list[Line]) -> list[Line]:
-    """The best run of the last round of each model.
+    """Selects the best run of the last round of each model.
 
     Args:
         lines: from `tune`.
@@ -79,19 +83,20 @@ def best_values(lines: list[Line]) -> list[Line]:
         Its line, with `bracketed`: whether smaller and greater values are worse; and `grown`: whether the grid
         had to grow, since a value at its end was the best so far.
     """
-    found = []
+    best_lines = []
     for model in dict.fromkeys(line["model"] for line in lines):
-        own = [line for line in lines if line["model"] == model]
-        last = {line["value"]: line for line in own if line["round"] == len(_PARTS)}
-        first = [line["value"] for line in own][: 2 * _FIRST + 1]
+        lines_of_model = [line for line in lines if line["model"] == model]
+        # The best value of the last round, and whether the grid has values on both of its sides.
+        last = {line["value"]: line for line in lines_of_model if line["round"] == len(_PARTS)}
+        first = [line["value"] for line in lines_of_model][: 2 * _FIRST + 1]
         best = min(last, key=lambda value: last[value].get("loss", math.inf))
-        grown = any(not min(first) <= line["value"] <= max(first) for line in own)
+        grown = any(not min(first) <= line["value"] <= max(first) for line in lines_of_model)
         bracketed = "loss" in last[best] and min(last) < best < max(last)
-        found.append({**last[best], "bracketed": bracketed, "grown": grown})
-    return found
+        best_lines.append({**last[best], "bracketed": bracketed, "grown": grown})
+    return best_lines
 
 
-def _trained(
+def _train_values(
     config: ConfigDict,
     changes: Changes,
     model: str,
@@ -101,6 +106,7 @@ def _trained(
     should_stop: Callable[[], bool],
 ) -> list[Line]:
     """Trains a model at several values, and returns a line for each."""
+    # Tokens are part of a run's name, so that rounds do not share folders.
     tokens = changes["train.tokens"]
     names = [f"{model},{key}={value:g},tokens={tokens}" for value in values]
     runs = {name: {**changes, key: value} for name, value in zip(names, values, strict=True)}
@@ -115,7 +121,7 @@ def _trained(
 
 
 def _shorter(config: Any, budget: int, part: int) -> Changes:
-    """The schedule of a part of the budget: decay_steps is that of the whole, and shrinks with it."""
+    """The schedule of a part of the budget: decay_steps shrinks with it."""
     decay = config.train.decay_steps
     shorter = {"train.decay_steps": max(1, decay // part)} if decay else {}
     return {"train.steps": None, "train.tokens": budget // part, **shorter}
@@ -142,5 +148,5 @@ def _check(config: Any, key: str, budget: int) -> None:
         )
 
 
-def _value(middle: float, place: int) -> float:
-    return float(f"{middle * _FACTOR**place:.3g}")
+def _value(middle: float, exponent: int) -> float:
+    return float(f"{middle * _FACTOR**exponent:.3g}")

@@ -1,7 +1,8 @@
 """The config that runs: what was asked for, with every open key closed.
 
 An open key takes its value from the run that is resumed, from the parent of a branch or the model of train.init_from,
-from the keys that it follows from (`config.experiment.filled`), from the corpus, or from the family, in this order.
+from the keys that it follows from (`config.experiment.fill_open_keys`), from the corpus, or from the family, in this
+order.
 """
 
 import dataclasses
@@ -10,8 +11,8 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
-from flash_lm.config.experiment import Config, add_sections, filled, of_other_tasks, parse, unread_keys
-from flash_lm.config.keys import ill_typed
+from flash_lm.config.experiment import Config, add_sections, fill_open_keys, parse, sections_of_other_tasks, unread_keys
+from flash_lm.config.keys import type_problems
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.plugins import import_plugins, plugins_of
 from flash_lm.config.registry import CORPORA, HEADS, TASKS
@@ -85,7 +86,7 @@ def with_types(asked: Any) -> Any:
     config = asked.copy_and_resolve_references()
     import_plugins(plugins_of(config.to_dict()))
     add_sections(config)
-    if any(ill_typed(config.to_dict(), Config)):
+    if any(type_problems(config.to_dict(), Config)):
         parse(config)  # raises, with every problem
     return config
 
@@ -186,7 +187,7 @@ def like_parent(config: Any, name: str) -> Any:
     config = config.copy_and_resolve_references()
     left_open = [key for key, value in flatten_dict(config.model.to_dict(), sep=".").items() if value is None]
     known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
-    others = of_other_tasks(TASKS[config.task])
+    others = sections_of_other_tasks(TASKS[config.task])
     known = {key: x for key, x in known.items() if f"model.{key.partition('.')[0]}" not in others}
     if "vocab_size" in known and TASKS[config.task].vocabulary(tokenizer) > model.vocab_size:
         del known["vocab_size"]  # too small for this task
@@ -239,7 +240,7 @@ def _compared(asked: Any, run: RunFolder, but: Collection[str] = ()) -> tuple[An
     there, record = _flat(run.config.to_dict()), asked.copy_and_resolve_references()
     left_open = {key for key, value in _flat(record.to_dict()).items() if value is None and key not in but}
     record.update_from_flattened_dict({key: there[key] for key in left_open if there.get(key) is not None})
-    before, now = (_flat(filled(x.to_dict())) for x in (run.config, record))
+    before, now = (_flat(fill_open_keys(x.to_dict())) for x in (run.config, record))
     differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
     return record, {key: (before.get(key), now.get(key)) for key in sorted(differing - _meaningless(before, now))}
 

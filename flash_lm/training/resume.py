@@ -19,7 +19,7 @@ from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.runs.hosts import is_first, of_all_hosts
 from flash_lm.runs.labels import write_labels
-from flash_lm.runs.lock import locked
+from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training import checkpoint_read
@@ -110,7 +110,7 @@ def open_run(workdir: pathlib.Path, asked: Any) -> Iterator[OpenRun]:
     check_local(workdir)
     asked = with_types(asked)
     run = _open(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is
-    with locked(workdir):
+    with lock_folder(workdir):
         # Another process may have trained here between the look and the lock. All hosts look again, or none does: the
         # look has exchanges between them.
         unchanged = run.seen == _look(run.folder)

@@ -83,7 +83,7 @@ class Experiment(Setup):
         if corpus.stream:
             buffer = config.data.shuffle_buffer * _MILLION
             source = (corpus.stream, corpus.tokenizer, packer, length)
-            return StreamedBatches(*source, share, buffer=buffer, place=place, **settings)
+            return StreamedBatches(*source, share, buffer=buffer, position=place, **settings)
         rows = _rows(config, corpus, "train", length)
         mixture = list(zip(rows.ranges, (x for _, x in config.data.mixture), strict=True)) if corpus.parts else ()
         return IndexedBatches(rows, share, start_step=start_step, mixture=mixture, **settings)

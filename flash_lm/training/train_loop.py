@@ -17,7 +17,7 @@ from flash_lm.data.splits import split_sizes
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.hosts import StopOfAllHosts, check_same, is_first, of_all_hosts
 from flash_lm.runs.lost_hosts import lost_hosts_reported
-from flash_lm.runs.provenance import joined, provenance
+from flash_lm.runs.provenance import merge_provenance, provenance
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.compiled_step import CompiledStep
@@ -139,7 +139,7 @@ class _Loop:
         # What does not change.
         experiment, facts = start.experiment, start.facts
         self.start, self.experiment, self.config, self.share = start, experiment, experiment.config, start.share
-        self.code = joined(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
+        self.code = merge_provenance(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
         self.sharding = batch_sharding(experiment.mesh)
 
         # What a checkpoint holds.

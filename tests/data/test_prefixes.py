@@ -5,7 +5,7 @@ import pytest
 
 from flash_lm.data.examples import ExampleRows
 from flash_lm.data.packing import empty_row
-from flash_lm.data.prefixes import given_rows, split_rows
+from flash_lm.data.prefixes import example_prefix, random_prefixes
 from flash_lm.data.synthetic.copying import copying
 from flash_lm.errors import InputError
 
@@ -22,7 +22,7 @@ def row() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("key", [(0, 0), (3, 1, 7)])
 def test_each_document_is_split_once(key):
-    before, after = row(), split_rows(row(), *key)
+    before, after = row(), random_prefixes(row(), *key)
     ids = before["segment_ids_BxL"]
     for number, size in enumerate(SIZES, start=1):
         prefix, mask = (after[name][ids == number] for name in ("prefix_BxL", "loss_mask_BxL"))
@@ -36,8 +36,8 @@ def test_each_document_is_split_once(key):
 
 
 def test_the_place_follows_from_the_key_and_every_place_comes():
-    places = [int(split_rows(row(), 0, epoch, 5)["prefix_BxL"][5]) for epoch in range(200)]
-    assert places == [int(split_rows(row(), 0, epoch, 5)["prefix_BxL"][5]) for epoch in range(200)]
+    places = [int(random_prefixes(row(), 0, epoch, 5)["prefix_BxL"][5]) for epoch in range(200)]
+    assert places == [int(random_prefixes(row(), 0, epoch, 5)["prefix_BxL"][5]) for epoch in range(200)]
     assert set(places) == set(range(1, 10))
     counts = np.bincount(places)[1:]
     assert counts.min() > 200 / 9 / 2, "each of nine places about as often"
@@ -47,13 +47,13 @@ def test_targets_that_a_row_does_not_have_stay_away():
     """The begin-of-text after a document is never a target."""
     without = row()
     without["loss_mask_BxL"][:] = 0
-    assert not split_rows(without, 1)["loss_mask_BxL"].any()
+    assert not random_prefixes(without, 1)["loss_mask_BxL"].any()
 
 
 def test_what_is_given_of_an_example_is_its_prefix():
     corpus = copying()
     rows = ExampleRows(corpus.splits["test"], 11, corpus.tokenizer.begin)
-    found = given_rows(rows[0], 0)
+    found = example_prefix(rows[0], 0)
     word = np.flatnonzero(found["inputs_BxL"] == corpus.tokenizer.begin)[1]  # where the second copy begins
     assert set(found["prefix_BxL"].tolist()) == {word + 1}
     np.testing.assert_array_equal(found["loss_mask_BxL"], rows[0]["loss_mask_BxL"])
@@ -64,4 +64,4 @@ def test_examples_that_give_nothing_have_no_prefix():
     row = ExampleRows(corpus.splits["test"], 11, corpus.tokenizer.begin)[0]
     row["loss_mask_BxL"][:] = 1
     with pytest.raises(InputError, match="task=prefix_lm needs examples with a first part that is given"):
-        given_rows(row, 0)
+        example_prefix(row, 0)

@@ -81,7 +81,7 @@ def test_any_place_is_resumed_exactly(folder, pack, buffer):
         places.append(json.loads(json.dumps(source.state())))
     assert places[-1]["epoch"] > 0
     for start in range(34):
-        again = batches(folder, pack, transform=masking, place=places[start], buffer=buffer)
+        again = batches(folder, pack, transform=masking, position=places[start], buffer=buffer)
         for expected, batch in zip(whole[start : start + 6], again, strict=False):
             for name, x in expected.items():
                 assert np.array_equal(x, batch[name])

@@ -16,7 +16,7 @@ from flash_lm.report.markdown import RUNS, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.results import labels, newest_results, validation_curve
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl, write_jsonl
-from flash_lm.runs.provenance import joined
+from flash_lm.runs.provenance import merge_provenance
 from flash_lm.sweeps.grid import is_done
 from studies.tables.report import prominent
 
@@ -64,10 +64,10 @@ def test_a_truncated_last_line_is_replaced(tmp_path):
 def test_the_provenance_of_several_sessions_names_each_once():
     found = {"git": "aa", "versions": "python 3, jax 1", "dirty": False}
     for git, versions in (("bb", "python 3, jax 1"), ("bb", "python 3, jax 2"), ("aa", "python 3, jax 1")):
-        found = joined(found, {"git": git, "versions": versions, "dirty": git == "bb"})
+        found = merge_provenance(found, {"git": git, "versions": versions, "dirty": git == "bb"})
     assert found == {"git": "aa, bb", "versions": "python 3, jax 1, python 3, jax 2", "dirty": True}
-    assert joined({}, {"git": "aa", "dirty": None}) == {"git": "aa", "dirty": None}
-    assert joined({"git": "aa"}, {"git": None, "dirty": False}) == {"git": "aa", "dirty": False}
+    assert merge_provenance({}, {"git": "aa", "dirty": None}) == {"git": "aa", "dirty": None}
+    assert merge_provenance({"git": "aa"}, {"git": None, "dirty": False}) == {"git": "aa", "dirty": False}
 
 
 def scored_run(folder: pathlib.Path, *lines: dict) -> pathlib.Path:

@@ -39,13 +39,13 @@ def test_a_branch_that_was_started_twice_resumes_the_second_start(constant, tmp_
     config, parent = constant
     branch = changed(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
     train(branch, tmp_path / "other", should_stop=stop_after(1))
-    lock = resume.locked
+    lock = resume.lock_folder
 
     def meanwhile(workdir):
         shutil.copytree(tmp_path / "other", tmp_path / "run")
         return lock(workdir)
 
-    monkeypatch.setattr(resume, "locked", meanwhile)
+    monkeypatch.setattr(resume, "lock_folder", meanwhile)
     before = read_jsonl(tmp_path / "other" / "metrics.jsonl")
     train(branch, tmp_path / "run")
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")

@@ -18,7 +18,7 @@ from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.report.comparison import write_comparison
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
-from flash_lm.sweeps.grid import changed, in_workdir, is_done, run_study
+from flash_lm.sweeps.grid import changed, is_done, resolve_workdir, run_study
 from flash_lm.training.label_scores import wilson
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train
@@ -85,7 +85,7 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
 def test_a_sweep_pretrains_and_then_trains_on_labels(config, tmp_path):
     """As the sweeps of studies/lra do: on the own rows first, and each run is scored."""
     own = models.runs(masked=0.3)
-    runs = in_workdir({name: own[name] for name in own if name.startswith("linear_transformer")}, tmp_path)
+    runs = resolve_workdir({name: own[name] for name in own if name.startswith("linear_transformer")}, tmp_path)
     short = changed(config, {"train.steps": 2, "train.warmup_steps": 1, "train.stop_accuracy": None})
     assert run_study(short, runs, tmp_path, "test", lambda: False) == {}
     scores = {name: read_jsonl(tmp_path / name / "results.jsonl")[-1] for name in runs}

@@ -15,7 +15,7 @@ from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import stack
 from flash_lm.data.examples import ExampleRows
 from flash_lm.data.pairs import SourceRows
-from flash_lm.data.prefixes import given_rows
+from flash_lm.data.prefixes import example_prefix
 from flash_lm.data.share import whole_batch
 from flash_lm.data.synthetic.copying import copying
 from flash_lm.families.family import complete, complete_config
@@ -57,7 +57,7 @@ def losses(form: str, shape: tuple[int, ...] = (1, 1, 1), accumulate: int = 1) -
     shardings = state_shardings(abstract, model.traits().matrix, optimizer, parsed.mesh, mesh)
     kind = ExampleRows if form == "prefix" else SourceRows
     rows = kind(corpus.splits["train"], parsed.data.length, corpus.tokenizer.begin)
-    row_of = (lambda i: given_rows(rows[i])) if form == "prefix" else rows.__getitem__
+    row_of = (lambda i: example_prefix(rows[i])) if form == "prefix" else rows.__getitem__
     found = []
     with jax.set_mesh(mesh):
         state = jax.jit(lambda: init_state(model, optimizer), out_shardings=shardings)()

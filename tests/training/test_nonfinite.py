@@ -116,7 +116,7 @@ def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
 def test_a_non_finite_update_is_not_applied(config, tmp_path, monkeypatch):
     """Loss and gradient are, but a word that does not occur has moments of 0, and 0 / 0 is NaN without ε."""
     without = Optimizer(lambda config, traits: [optax.scale_by_adam(config.b1, config.b2, eps=0.0)])
-    monkeypatch.setitem(OPTIMIZERS.there, "adamw", without)
+    monkeypatch.setitem(OPTIMIZERS.registered, "adamw", without)
     with pytest.raises(RunError, match=r"step 1 \(rows 0 to 7 .*: loss \d.*optimizer's update") as caught:
         train(config, tmp_path, debug_nonfinite=True)
     assert "\nthis step has not been saved" in str(caught.value)

@@ -15,7 +15,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs import run_folder
-from flash_lm.runs.lock import locked
+from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.sweeps.grid import changed
 from flash_lm.training import checkpoint_read, resolve
@@ -183,10 +183,10 @@ def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, t
 def test_one_run_at_a_time(config, half, tmp_path):
     run = shutil.copytree(half, tmp_path / "run")
     before = sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock")
-    with locked(run), pytest.raises(InputError, match=r"process \d+ on .* is training in .*: wait for it to end"):
+    with lock_folder(run), pytest.raises(InputError, match=r"process \d+ on .* is training in .*: wait for it to end"):
         train(config, run)
     assert sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock") == before
-    with locked(run):  # it has been let go
+    with lock_folder(run):  # it has been let go
         pass
 
 

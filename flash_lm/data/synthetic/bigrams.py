@@ -1,4 +1,4 @@
-"""In-context bigrams: each row has its own rule for what follows what.
+"""In-context bigrams: each row has a different rule for what follows what.
 
 From "The Evolution of Statistical Induction Heads" (Edelman et al. 2024, arXiv:2402.11004, section 2). A row draws, for
 each of S symbols, the probabilities of the next one from a symmetric Dirichlet distribution, and then a Markov chain
@@ -40,7 +40,7 @@ class BigramOptions:
 
 
 class Bigrams:
-    """A split of the task."""
+    """A split of rows with in-context bigrams."""
 
     def __init__(self, split: str, options: BigramOptions, tokenizer: CharacterTokenizer):
         """Samples each row on access."""
@@ -53,7 +53,7 @@ class Bigrams:
         return _COUNTS[self._split]
 
     def example(self, number: int, length: int) -> Example:
-        """Begin-of-text and `data.bigrams.length` symbols, or as many as there are tokens in a row."""
+        """Begin-of-text and `data.bigrams.length` symbols, or as many as a row has tokens."""
         return Example(np.append(self._tokenizer.begin, self._symbols[self.chain(number, length)]).astype(np.int32))
 
     def chain(self, number: int, length: int) -> np.ndarray:
@@ -62,14 +62,15 @@ class Bigrams:
         key = (_DRAWS, SPLITS.index(self._split), number)
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
         count = self._options.symbols
+        # The rule of this row: the distribution of successors of each symbol.
         rule = draw.dirichlet(np.full(count, self._options.concentration), count)
         # Rounding may leave the last sum below one.
-        bounds, places = np.minimum(rule.cumsum(axis=1), 1.0), draw.random(length)
+        bounds, quantiles = np.minimum(rule.cumsum(axis=1), 1.0), draw.random(length)
         bounds[:, -1] = 1.0
         chain = np.empty(length, np.int64)
-        chain[0] = int(places[0] * count)
+        chain[0] = int(quantiles[0] * count)
         for i in range(1, length):
-            chain[i] = np.searchsorted(bounds[chain[i - 1]], places[i], side="right")
+            chain[i] = np.searchsorted(bounds[chain[i - 1]], quantiles[i], side="right")
         return chain
 
     def best_nll(self, number: int, length: int) -> float:
@@ -78,17 +79,17 @@ class Bigrams:
 
 
 def best_log_probs(chain: np.ndarray, options: BigramOptions) -> np.ndarray:
-    """Log-probability of each symbol given those before it, in nats, for a reader who knows how rows are drawn.
+    """Log-probability of each symbol after those before it, in nats, for a reader who knows how rows are drawn.
 
     After a symbol i that j followed n_ij times: (n_ij + α) / (n_i + S α), α the concentration; the first: 1 / S.
     """
     count, alpha = options.symbols, options.concentration
     seen = np.zeros((count, count))
-    found = [-np.log(count)]
+    log_probs = [-np.log(count)]
     for before, after in itertools.pairwise(chain):
-        found.append(np.log((seen[before, after] + alpha) / (seen[before].sum() + count * alpha)))
+        log_probs.append(np.log((seen[before, after] + alpha) / (seen[before].sum() + count * alpha)))
         seen[before, after] += 1
-    return np.array(found)
+    return np.array(log_probs)
 
 
 def bigrams(options: BigramOptions) -> ExampleCorpus:

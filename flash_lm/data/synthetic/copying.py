@@ -26,7 +26,7 @@ class CopyOptions:
 
 
 class Copying:
-    """A split of the task."""
+    """A split of the copy task."""
 
     longest = 3  # <s> a <s>, of which a is predicted; it fills any longer row
 

@@ -70,7 +70,7 @@ def _symbols_of_the_largest(depth: int, arguments: int) -> int:
 
 
 class ListOps:
-    """A split of the task."""
+    """A split of ListOps expressions."""
 
     def __init__(self, split: str, rows: int, options: ListOpsOptions, tokenizer: CharacterTokenizer):
         """Draws each row on access."""
@@ -107,6 +107,7 @@ class ListOps:
 
 def _grow(symbols: list[str], depth: int, draw: Callable[[], float], options: ListOpsOptions) -> int | None:
     """Adds a node at this depth to the symbols; returns its value, or None as soon as there are too many symbols."""
+    # Nodes at the greatest depth are digits, and so is a share of the others.
     if depth >= options.depth or draw() >= _OPERATIONS:
         symbols.append(str(_below(10, draw)))
         return int(symbols[-1])

@@ -8,7 +8,7 @@ there is its value, which the row itself does not have a second time:
 
 Keys are the words 1 … V/2 − 1, values are V/2 … V − 1, each drawn without replacement. With L tokens in a row, the
 queries stand at 2n + 2g, for n gaps g that are drawn without replacement from 0 … (L − 2n)/2 − 1 with probabilities in
-proportion to (g + 1)^(a − 1). All other places after the bindings hold filler.
+proportion to (g + 1)^(a − 1). All other positions after the bindings hold filler.
 
 The n-th row of a split is a pure function of split and n, made when it is read. No two splits share random numbers.
 """
@@ -81,7 +81,7 @@ class MQAROptions:
 
 
 class Recall:
-    """A split of the task."""
+    """A split of associative recall."""
 
     def __init__(self, split: str, parts: tuple[tuple[int, int, int], ...], options: MQAROptions):
         """Samples each row on access; rows of a part follow each other."""
@@ -106,16 +106,18 @@ class Recall:
         del length
         length, pairs, _ = self._parts[bisect.bisect_right(self._ends, number)]
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((_DRAWS, self._split, number))))
+        # Bindings of keys to values, and queries after them, drawn by a power law of the distance.
         half = self._options.words // 2
         keys = 1 + draw.choice(half - 1, pairs, replace=False)
         values = half + draw.choice(self._options.words - half, pairs, replace=False)
         gaps = np.arange((length - 2 * pairs) // 2)
         likely = (gaps + 1.0) ** (self._options.power - 1)
-        places = 2 * pairs + 2 * draw.choice(gaps, pairs, replace=False, p=likely / likely.sum())
+        asked_at = 2 * pairs + 2 * draw.choice(gaps, pairs, replace=False, p=likely / likely.sum())
+        # Keys alternate with values at the start; queries are at even positions after them.
         filler = draw.integers(self._options.words, size=length) if self._options.random_filler else _FILLER
         ids, targets = np.full(length, filler, np.int32), np.full(length, NO_TARGET, np.int32)
         ids[: 2 * pairs : 2], ids[1 : 2 * pairs : 2] = keys, values
-        ids[places], targets[places] = keys, values
+        ids[asked_at], targets[asked_at] = keys, values
         return Example(ids, targets=targets)
 
 

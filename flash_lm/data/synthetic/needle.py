@@ -2,8 +2,8 @@
 
     … text … The code of kudapo is 4821. … text … The code of renomi is 0375. … text … The code of kudapo is 4821
 
-Only the last digits are predicted. A row has several needles with different names, so the name matters. The text is the
-corpus's own, of the same split, from a random place; after its end it begins again. A row has `data.needle.length`
+Only the last digits are predicted. A row has several needles with different names, so the name matters. The text comes
+from the same split of the corpus, from a random offset; after its end it begins again. A row has `data.needle.length`
 tokens, or as many as fit: so a model is asked at lengths beyond those of its training, in longer rows or with a state
 that is carried.
 
@@ -47,7 +47,7 @@ class NeedleOptions:
 
 
 class Needles:
-    """A split of the task."""
+    """A split of needles in haystacks."""
 
     def __init__(self, split: str, text: np.ndarray, options: NeedleOptions):
         """Cuts each row from the text, a split's bytes, on access."""
@@ -74,12 +74,12 @@ class Needles:
         room = (self._options.length or length) - sum(map(len, needles)) - len(question)
         text = np.take(self._text, draw.integers(len(self._text)) + np.arange(room), mode="wrap")
         # The first needle is the one asked for.
-        places = (draw.random(len(needles)) * (len(text) + 1)).astype(np.int64)
-        places[0] = (number % _DEPTHS + draw.random()) / _DEPTHS * (len(text) + 1)
+        offsets = (draw.random(len(needles)) * (len(text) + 1)).astype(np.int64)
+        offsets[0] = (number % _DEPTHS + draw.random()) / _DEPTHS * (len(text) + 1)
         pieces, before = [], 0
-        for i in np.argsort(places, kind="stable"):
-            pieces += [text[before : places[i]], needles[i]]
-            before = places[i]
+        for i in np.argsort(offsets, kind="stable"):
+            pieces += [text[before : offsets[i]], needles[i]]
+            before = offsets[i]
         row = np.concatenate([*pieces, text[before:], question]).astype(np.int32) + len(SPECIALS)
         ids = np.concatenate([[ByteTokenizer.begin], row]).astype(np.int32)
         return Example(ids, given=len(ids) - self._options.digits)
@@ -109,6 +109,7 @@ def needle(config: DataConfig, options: NeedleOptions) -> ExampleCorpus:
     Raises:
         InputError: no such text, or rows are too short for the needles.
     """
+    # Rows are cut from the first megabytes of each split.
     source = text_files(config) if config.path else stdlib(config)
     splits = {}
     for split in SPLITS:
