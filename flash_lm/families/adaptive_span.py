@@ -143,7 +143,7 @@ ROWS = {
     "adaptive_span": Family(
         (SPAN, MLP_SPEC),
         {"rotary": True},
-        about="softmax attention whose heads learn how far back they look, and an MLP",
+        about="softmax attention with a learned attention span per head, and an MLP",
         paper="Sukhbaatar et al. 2019, arXiv:1905.07799",
     )
 }

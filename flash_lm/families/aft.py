@@ -236,17 +236,20 @@ _LEARNED: dict[str, Default] = {"absolute_positions": "learned"}
 _PAPER = "Zhai et al. 2021, arXiv:2105.14103"
 ROWS = {
     "aft_full": Family(
-        (AFT_FULL, MLP_SPEC), _LEARNED, about="attention-free: a learned bias per pair of positions", paper=_PAPER
+        (AFT_FULL, MLP_SPEC),
+        _LEARNED,
+        about="attention-free transformer (AFT) with a learned bias per pair of positions",
+        paper=_PAPER,
     ),
     "aft_local": Family(
-        (AFT_LOCAL, MLP_SPEC), _LEARNED, about="AFT-full with its bias only inside a window", paper=_PAPER
+        (AFT_LOCAL, MLP_SPEC), _LEARNED, about="AFT with position biases only inside a local window", paper=_PAPER
     ),
-    "aft_simple": Family((AFT_SIMPLE, MLP_SPEC), _LEARNED, about="AFT without a position bias", paper=_PAPER),
+    "aft_simple": Family((AFT_SIMPLE, MLP_SPEC), _LEARNED, about="AFT without position biases", paper=_PAPER),
     # One key a head instead of one a channel saves D² parameters, which the MLP gets: num_layers means the same size.
     "aft_conv": Family(
         (AFT_CONV, MLP_SPEC),
         _LEARNED | {"mlp_dim": times(9, 2)},
-        about="AFT with a bias by distance: one convolution per head",
+        about="AFT with relative position biases: one depthwise convolution per head",
         paper=_PAPER,
     ),
 }

@@ -69,7 +69,8 @@ ROWS = {
         (TAYLOR, GLU_SPEC),
         # Narrow queries and keys of 16 a head leave 1.5 D² of attention's 4 D² to the GLU, where a head is 64 wide.
         {"absolute_positions": "learned", "mlp_dim": times(19, 6)},
-        about="linear attention with the features of 1 + s + s²/2, narrow queries and keys, and a GLU",
+        about="linear attention with second-order Taylor features of the exponential, narrow queries and keys, and "
+        "a GLU",
         paper="Arora et al. 2024, arXiv:2402.18668",
     )
 }

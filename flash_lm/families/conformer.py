@@ -113,7 +113,7 @@ ROWS = {
     "conformer": Family(
         (HALF_STEP, SOFTMAX, CONVOLUTION_MODULE, CLOSING_HALF_STEP),
         {"rotary": True},
-        about="softmax attention and a convolution by channel, between two feed-forwards with half of the residual",
+        about="softmax attention and a depthwise convolution, between two half-step feed-forwards (Macaron)",
         paper="Gulati et al. 2020, arXiv:2005.08100",
         mixer=1,
     )

@@ -78,7 +78,7 @@ ROWS = {
     "cosformer": Family(
         (COSINE, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="linear attention with the features relu, weighted by the cosine of the distance, and an MLP",
+        about="linear attention with ReLU features and cosine re-weighting, and an MLP",
         paper="Qin et al. 2022, arXiv:2202.08791",
     )
 }

@@ -175,19 +175,19 @@ ROWS = {
     "flash_quad": Family(
         (GAU_QUADRATIC, GAU_QUADRATIC),
         _UNITS | _BY_LENGTH | {"divides": "weights"},  # by the rule of studies/claims/configs/divisor.py
-        about="two gated attention units over all pairs of tokens",
+        about="two gated attention units (GAU), quadratic attention",
         paper=_PAPER,
     ),
     "flash": Family(
         (GAU_MIXED_CHUNK, GAU_MIXED_CHUNK),
         _UNITS | {"gau.relative_bias": "toeplitz"},
-        about="two gated attention units: quadratic inside a chunk, linear over chunks",
+        about="two gated attention units (GAU), mixed chunk attention: quadratic within a chunk, linear across chunks",
         paper=_PAPER,
     ),
     "mc_tfm": Family(
         (SOFTMAX_MIXED_CHUNK, GLU_SPEC),
         {"rotary": True},
-        about="Transformer++ with mixed chunk attention: softmax inside a chunk, linear over chunks",
+        about="Transformer++ with mixed chunk attention: softmax within a chunk, linear across chunks",
         paper=_PAPER,
     ),
 }

@@ -87,7 +87,7 @@ ROWS = {
     "flowformer": Family(
         (FLOW, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="linear attention between conserved flows of sources and sinks, and an MLP",
+        about="linear attention with flow conservation (competition and allocation), and an MLP",
         paper="Wu et al. 2022, arXiv:2202.06258",
     )
 }

@@ -149,7 +149,7 @@ ROWS = {
     "gated_deltanet": Family(
         (DELTA, GLU_SPEC),
         {"mlp_dim": times(2)},  # 6 D² and a GLU of 6 D², instead of 4 D² and 8 D²
-        about="a sum in which each token replaces what its key reads, and which forgets as the tokens say, and a GLU",
+        about="gated delta rule (data-dependent decay, error-correcting writes), and a GLU",
         paper="Yang et al. 2024, arXiv:2412.06464",
     )
 }

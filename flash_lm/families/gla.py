@@ -137,7 +137,7 @@ GLA = SublayerSpec(
 ROWS = {
     "gla": Family(
         (GLA, GLU_SPEC),
-        about="linear attention whose sums forget as the tokens say, each channel for itself, gated, and a GLU",
+        about="gated linear attention: data-dependent decay per channel, output gate, and a GLU",
         paper="Yang et al. 2023, arXiv:2312.06635",
     )
 }

@@ -30,7 +30,7 @@ ROWS = {
     "linear_transformer": Family(
         (LINEAR, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="linear attention with the features elu + 1, and an MLP",
+        about="linear attention with the feature map elu + 1, and an MLP",
         paper="Katharopoulos et al. 2020, arXiv:2006.16236",
     )
 }

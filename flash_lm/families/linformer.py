@@ -74,7 +74,8 @@ ROWS = {
     "linformer": Family(
         (SLOTS, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="softmax attention to slots that mix all tokens, and an MLP; bidirectional, one document a row",
+        about="softmax attention with keys and values projected along the length, and an MLP; bidirectional, one "
+        "document per sequence",
         paper="Wang et al. 2020, arXiv:2006.04768",
     )
 }

@@ -175,8 +175,7 @@ ROWS = {
         (LONG_SHORT, MLP_SPEC),
         # Half of the channels attend and half convolve, which takes 1.75 D² and leaves the MLP more than 8 D².
         {"absolute_positions": "learned", "mlp_dim": times(41, 8)},
-        about="softmax attention in half of the heads and convolutions whose taps differ by token in the others, and "
-        "an MLP",
+        about="long-short range attention: softmax in half of the heads, dynamic convolution in the others, and an MLP",
         paper="Wu et al. 2020, arXiv:2004.11886",
     )
 }

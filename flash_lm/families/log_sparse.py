@@ -135,8 +135,7 @@ ROWS = {
     "log_sparse": Family(
         (LOG_SPARSE, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="softmax attention to near tokens and to some at distances that double, queries and keys by "
-        "convolutions, and an MLP",
+        about="LogSparse softmax attention, convolutional queries and keys, and an MLP",
         paper="Li et al. 2019, arXiv:1907.00235",
     )
 }

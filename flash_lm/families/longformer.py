@@ -310,7 +310,7 @@ ROWS = {
     "longformer": Family(
         (WINDOW, MLP_SPEC),
         {"rotary": True},
-        about="softmax attention to a sliding window, and an MLP; windows may grow with depth and have gaps",
+        about="sliding-window softmax attention, optionally dilated, and an MLP",
         paper="Beltagy et al. 2020, arXiv:2004.05150",
     )
 }

@@ -172,7 +172,7 @@ SSD = SublayerSpec(
 ROWS = {
     "mamba2": Family(
         (SSD, SSD),
-        about="two state space units: linear attention whose sums forget as the tokens say, gated, convolutions",
+        about="two Mamba-2 (SSD) blocks: scalar data-dependent decay, short convolutions, output gate",
         paper="Dao and Gu 2024, arXiv:2405.21060",
     )
 }

@@ -210,8 +210,8 @@ ROWS = {
         (MEGA, MLP_SPEC),
         # Values of 2 D and a gated residual take 8.25 D², which leaves the MLP a width of 2 D, as published.
         {"mlp_dim": times(2)},
-        about="softmax attention inside chunks, whose queries and keys read moving averages, a gated residual, and an "
-        "MLP",
+        about="softmax attention within chunks, queries and keys from an exponential moving average, gated "
+        "residual, and an MLP",
         paper="Ma et al. 2022, arXiv:2209.10655",
     )
 }

@@ -90,7 +90,8 @@ ROWS = {
     "nystromformer": Family(
         (NYSTROM, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="softmax attention estimated from means of tokens, and an MLP; bidirectional, one document a row",
+        about="softmax attention approximated with landmarks (Nyström), and an MLP; bidirectional, one document per "
+        "sequence",
         paper="Xiong et al. 2021, arXiv:2102.03902",
     )
 }

@@ -121,7 +121,7 @@ ROWS = {
     "performer": Family(
         (FAVOR, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="softmax estimated by positive random features (FAVOR+), and an MLP",
+        about="softmax attention approximated by positive random features (FAVOR+), and an MLP",
         paper="Choromanski et al. 2020, arXiv:2009.14794",
     )
 }

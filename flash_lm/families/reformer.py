@@ -167,7 +167,7 @@ ROWS = {
         (LSH, MLP_SPEC),
         # As in AFT-conv, the MLP gets the D² parameters that shared queries and keys save.
         {"absolute_positions": "learned", "mlp_dim": times(9, 2)},
-        about="softmax attention to tokens with the same hash, queries that are keys as well, and an MLP",
+        about="LSH attention with shared queries and keys, and an MLP",
         paper="Kitaev et al. 2020, arXiv:2001.04451",
     )
 }

@@ -90,7 +90,7 @@ ROWS = {
         (RETENTION, MLP_SPEC),
         # Values and gates of 2 D take 4 D² more than the Transformer's, which the MLP gives.
         {"rotary": True, "mlp_dim": times(2)},
-        about="linear attention whose sums forget at a rate a head, gated values twice as wide, and an MLP",
+        about="multi-scale retention: linear attention with a fixed decay per head, output gate, and an MLP",
         paper="Sun et al. 2023, arXiv:2307.08621",
     )
 }

@@ -187,7 +187,7 @@ CHANNEL_MIX = SublayerSpec(ChannelMix, keys=frozenset({"mlp_dim"}), defaults={"m
 ROWS = {
     "rwkv4": Family(
         (TIME_MIX, CHANNEL_MIX),
-        about="a mean of values whose weights decay by channel, and a gated MLP; both read the token before, too",
+        about="time mixing (exponential decay per channel) and channel mixing, both with token shift",
         paper="Peng et al. 2023, arXiv:2305.13048",
     )
 }

@@ -44,7 +44,7 @@ ROWS = {
     "transformer_plus": Family(
         (SOFTMAX, MLP_SPEC),
         {"rotary": True},
-        about="the Transformer with rotary positions",
+        about="the Transformer with rotary positions (RoPE)",
         paper="Su et al. 2021, arXiv:2104.09864",
     ),
     "transformer_plus_plus": Family(

@@ -142,7 +142,7 @@ ROWS = {
     "transformer_xl": Family(
         (SEGMENTS, MLP_SPEC),
         {"mlp_dim": times(7, 2)},  # the map of distances is a fifth matrix of D² parameters, which the MLP gives
-        about="softmax attention to the own segment and the one before, relative positions, and an MLP",
+        about="softmax attention with segment-level recurrence and relative positions, and an MLP",
         paper="Dai et al. 2019, arXiv:1901.02860",
     )
 }
