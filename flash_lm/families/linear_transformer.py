@@ -1,4 +1,4 @@
-"""The Linear Transformer: features in place of the softmax ("Transformers are RNNs", Katharopoulos et al. 2020)."""
+"""Linear Transformer: linear attention with the feature map elu + 1 (Katharopoulos et al. 2020)."""
 
 from flax import nnx
 
