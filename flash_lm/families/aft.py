@@ -216,10 +216,10 @@ def _conv(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions,
 
 
 def _filter_problems(config: ModelConfig) -> list[str]:
-    weights = width_problems(config)
+    problems = width_problems(config)
     if not config[AFTOptions].window:
-        weights.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
-    return weights
+        problems.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
+    return problems
 
 
 AFT_FULL = SublayerSpec(_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
