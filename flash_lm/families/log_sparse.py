@@ -68,7 +68,7 @@ class LogSparseCore(PlainCore):
     ) -> tuple[jax.Array, KeyValueCache]:
         """Writes the new keys and values at their positions, then reads those at the offsets."""
         q, k = pairs["attention"]
-        state = state.with_tokens(k, v, context)
+        state = state.append_tokens(k, v, context)
         offsets = self._offsets(state.key_BxHxMxK.shape[2], causal=True)
         out = attend_in_cache(q, *state, context.sight(), offsets, scale=1 / math.sqrt(q.shape[-1]))
         return out.astype(v.dtype), state

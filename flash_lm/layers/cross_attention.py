@@ -1,4 +1,4 @@
-"""Cross attention: tokens attend to a second sequence, the memory; decoding reads its keys and values once."""
+"""Cross attention: queries from the tokens, keys and values from a second sequence, the memory."""
 
 from typing import Any
 
@@ -42,10 +42,10 @@ class CrossOptions:
 
 
 class CrossSublayer(Sublayer):
-    """Queries from the tokens, keys and values from the memory; subclasses define the projections.
+    """A cross attention sublayer; subclasses define the projections.
 
     Attributes:
-        memory_length: most tokens in a memory that decoding holds.
+        memory_length: most tokens of a memory in the decode state.
     """
 
     core: CrossCore
@@ -61,18 +61,18 @@ class CrossSublayer(Sublayer):
         raise TypeError(f"{type(self).__name__} must define queries")
 
     def keys_values(self, x_BxMxD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys, B×H×M×K, and values, B×H×M×E, of a memory."""
+        """Keys, B×H×M×K, and values, B×H×M×E, from the memory."""
         raise TypeError(f"{type(self).__name__} must define keys_values")
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate: Any) -> jax.Array:
-        """From the core's output to B×L×D."""
+        """Output projection: from the output of the core to B×L×D."""
         raise TypeError(f"{type(self).__name__} must define finish")
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D.
 
         Raises:
-            InputError: there is no memory.
+            InputError: no memory.
         """
         if context.memory is None:
             raise InputError("this model has an encoder, and reads a source beside its tokens: give one")
@@ -80,7 +80,7 @@ class CrossSublayer(Sublayer):
         return self.finish(self.core(q, *self.keys_values(context.memory.x_BxMxD), context.memory), gate)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
-        """Of no memory; `capacity` is not used, since the memory does not grow."""
+        """The state without a memory; `capacity` is not used, since the memory does not grow."""
         del capacity
         return self.core.init_state(batch_size, self.heads, self.memory_length, self.key_width, self.value_width)
 
@@ -89,7 +89,7 @@ class CrossSublayer(Sublayer):
         return self.core.hold(*self.keys_values(x_BxMxD), lengths_B, state)
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """Reads the memory of the state, which stays as it is; NaN in rows that have none."""
+        """Reads the memory of the state, which stays as it is; NaN in sequences that have none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
         q, gate = self.queries(x_BxLxD)
@@ -97,13 +97,13 @@ class CrossSublayer(Sublayer):
         return jnp.where(self.core.is_empty(state)[:, None, None], jnp.nan, y_BxLxD), state
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """Projections and core, for memories of `length` tokens and rows as long."""
+        """Projections and core, for memories and sequences of `length` tokens."""
         core = self.core.flops_per_token(length, self.heads, self.key_width, self.value_width)
         return 2 * self.projection_weights + core
 
 
 class CrossAttention(CrossSublayer):
-    """Attention in H heads, then W_o ("Attention Is All You Need", section 3.2.3), with softmax or by feature maps."""
+    """Multi-head cross attention ("Attention Is All You Need", section 3.2.3), with softmax or linear attention."""
 
     def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
@@ -130,11 +130,11 @@ class CrossAttention(CrossSublayer):
 
 
 class CrossGatedUnit(CrossSublayer):
-    """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(m W_v), for tokens x and a memory m.
+    """GAU cross attention: (U ⊙ A V) W_o with U = silu(x W_u), V = silu(m W_v), for tokens x and a memory m.
 
     A = f(q kᵀ / √S) / M with q and k the scale-offsets of silu(x W_q) and silu(m W_k), a map for each sequence, since
     one Z for both would ask them to share a space; FLASH (section 2) has no cross attention. With several heads V is
-    split among them, and each has its own scale-offsets.
+    split among them, and scale-offsets are per head.
     """
 
     def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):

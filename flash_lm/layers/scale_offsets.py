@@ -1,4 +1,4 @@
-"""Scales γ and offsets β that make queries and keys from one array, and what γ starts with."""
+"""Scale-offsets x ⊙ γ + β that turn Z into queries and keys (FLASH, eq. 3), and the initial γ."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from flash_lm.ops.scale_offset import scale_offset
 
 
 class ScaleOffsets(nnx.Module):
-    """n arrays, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z).
+    """n scale-offsets x ⊙ γ_i + β_i, with γ and β per dimension (FLASH, eq. 3: Q and K from one Z).
 
     With parameters for H heads, an array with one head becomes one with H heads.
     """
