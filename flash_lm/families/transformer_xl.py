@@ -64,7 +64,7 @@ class SegmentCore(PlainCore):
     def step(self, by: SegmentInputs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
         """One token per sequence."""
         position_B, real_B = context.positions_BxL[:, 0], context.real()[:, 0]
-        return ops.step_segments(by, self._values(v).own, state, position_B, real_B, segment=self.segment)
+        return ops.step_segments(by, self._values(v).current, state, position_B, real_B, segment=self.segment)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Two scores and a weighted value for each visible pair, and the map of the distances."""

@@ -129,8 +129,8 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
         """The attention matrix, B×H×L×L, by part of the core: the weight of each value in each output.
 
-        Every core is linear in the values, so column j is the output for values of one at token j and zero elsewhere. If
-        a weight differs by channel, this is the mean. The cost is that of L calls, so use small inputs.
+        Every core is linear in the values, so column j is the output for values of one at token j and zero elsewhere.
+        If a weight differs by channel, this is the mean. The cost is that of L calls, so use small inputs.
         """
         by, v, _ = self.project(x_BxLxD, context)
 

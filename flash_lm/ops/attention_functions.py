@@ -1,7 +1,7 @@
-"""From scores to attention weights: f(scores) / N over the visible keys.
+"""Attention functions f(scores) / N over the visible keys: softmax, relu² and Laplace.
 
 relu² is FLASH's ("Transformer Quality in Linear Time", eq. 4), Laplace is Mega's ("Moving Average Equipped Gated
-Attention", eq. 16): a smooth step fitted to relu² at √½. Softmax has its own denominator and ignores N.
+Attention", eq. 16): a smooth step fitted to relu² at √½. Softmax is already normalised and ignores N.
 """
 
 import math

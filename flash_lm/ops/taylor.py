@@ -1,4 +1,4 @@
-"""Features of e^s cut off after s² ("Simple Linear Attention Language Models …", Arora et al. 2024, section 4.1)."""
+"""Second-order Taylor features of e^s, φ(q)·φ(k) = 1 + s + s²/2 (Based, Arora et al. 2024, section 4.1)."""
 
 import jax
 import jax.numpy as jnp
