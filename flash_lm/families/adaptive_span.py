@@ -76,6 +76,7 @@ class SpanCore(PlainCore):
         """The new tokens attend to those in the ring and to each other."""
         assert context.lengths_B is not None
         q, k = pairs["span"]
+        # Parallel form over the ring followed by the new tokens, with the spans as a sliding window.
         start_B = context.positions_BxL[:, 0]
         cache = after_ring(state, k, v, start_B)
         sight = sight_after_ring(self.limit, start_B, context.real(), self._window())

@@ -94,6 +94,7 @@ def specs_of(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
     row = FAMILIES[layer.family]
     if layer.encoder is None:
         return row.sublayers
+    # Cross attention follows the sublayer that mixes the tokens.
     cut = row.mixer + 1
     return *row.sublayers[:cut], CROSS[layer[CrossOptions].kind], *row.sublayers[cut:]
 

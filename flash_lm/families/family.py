@@ -14,7 +14,7 @@ from flash_lm.ops.logistics import VALUES
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A row of the table of families.
+    """A model family: the sublayers of a layer, and defaults of open keys.
 
     Attributes:
         sublayers: those of a layer, in order.
@@ -32,7 +32,7 @@ class Family:
 
     @property
     def serves(self) -> frozenset[str]:
-        """What all of its sublayers support."""
+        """Forms that all of its sublayers support."""
         return EVERYTHING.intersection(*(spec.serves for spec in self.sublayers))
 
     def reads(self) -> set[str]:
@@ -46,7 +46,7 @@ def register_family(name: str, row: Family) -> None:
 
 
 def served(families: Iterable[str]) -> frozenset[str]:
-    """What all of these families support, see `SublayerSpec`; a model with a pattern has several."""
+    """Forms that all of these families support, see `SublayerSpec`; a model with a pattern has several."""
     return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
 
 
@@ -97,6 +97,7 @@ def complete(config: ModelConfig) -> ModelConfig:
     # Keys that all layers share come first: the defaults of a layer may depend on them.
     of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
     config = _closed(config, of_model)
+    # Then each layer by the defaults of its family; with an encoder also the layers of the encoder.
     layers = of_layers(config)
     if config.encoder is not None:
         layers += of_layers(encoder_of(config))
@@ -106,6 +107,7 @@ def complete(config: ModelConfig) -> ModelConfig:
         for spec in dict.fromkeys(specs_of(layer))
         for problem in spec.problems(layer)
     ]
+    # All problems are reported at once, each of them once.
     if problems := [*dict.fromkeys(problems), *_problems(config)]:
         raise InputError.of(problems)
     return config if config.pattern or config.encoder else layers[0]
@@ -173,6 +175,7 @@ def _problems(config: ModelConfig) -> list[str]:
             return [f"model.encoder.family={config.encoder} has no bidirectional form: use another family"]
         if not config.causal:
             return ["a model with an encoder is causal: leave model.causal open, with --config.task=seq2seq"]
+    # The advice names the key that selects a supported form.
     task = "causal_lm" if needed == "bidirectional" else "masked_lm"
     either = HEADS[config.head].pool is not None  # labels are predicted by causal models, too
     advice = "--config.model.causal=true" if either else f"--config.task={task}"

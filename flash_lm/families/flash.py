@@ -95,6 +95,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
         """Queries and keys are scale-offsets of the same Z, or of a Z each."""
         gate, v, z = (maps[name] for name in ("gate", "value", "shared"))
+        # A Z per query and key with query_key=dense, else one Z for all.
         zs = jnp.split(split_heads(silu(z), self.heads), self.copies, axis=-1) if self.dense else silu(z)[:, None]
         variants = self.variants(zs)
         pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])

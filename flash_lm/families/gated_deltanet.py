@@ -99,6 +99,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         self.gate = Dense(dim, values, config, rngs=rngs)
         self.beta = Dense(dim, self.heads, config, rngs=rngs)
         self.output = Output(values, dim, config, rngs=rngs)
+        # Short convolutions on queries, keys and values, as published.
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": values}, config)
         vector = lambda x: nnx.Param(x.astype(jnp.dtype(config.param_dtype)), **VECTORS)
         self.gain = vector(jnp.ones(self.value_width))

@@ -41,6 +41,7 @@ class LinformerCore(WholeRowCore):
 
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
+        # Shorter sequences use the first rows of the projections.
         real_BxL, length = self.real(context), v.shape[2]
         key_slots = self.key_slots[...][:length]
         value_slots = key_slots if self.value_slots is None else self.value_slots[...][:length]

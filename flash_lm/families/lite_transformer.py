@@ -135,6 +135,7 @@ class LongShortAttention(MultiHeadAttention):
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """Queries, keys and values of the first channels; g of the others, and their taps."""
+        # The first channels attend, the others pass a GLU before the convolution.
         long, short = x_BxLxD[..., : self.long_width], x_BxLxD[..., self.long_width :]
         short = self.short_value(short) * jax.nn.sigmoid(self.short_gate(short))
         return {**super().maps(long), "short": short, "taps": self._taps(short)}

@@ -67,6 +67,7 @@ class LogSparseCore(PlainCore):
         self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
     ) -> tuple[jax.Array, KeyValueCache]:
         """Writes the new keys and values at their positions, then reads those at the offsets."""
+        # Write the new tokens, then gather the keys at the offsets from the cache.
         q, k = pairs["attention"]
         state = state.append_tokens(k, v, context)
         offsets = self._offsets(state.key_BxHxMxK.shape[2], causal=True)

@@ -128,7 +128,7 @@ class WindowCore(PlainCore):
         length = v.shape[2]
         compact = compacted(is_global_BxL, length if context.packed else min(self.global_tokens, length))
         to_global = self._over(q, compact.take(k), compact.take(values), compact.keys(context.sight()))
-        # Global tokens attend to the whole document with queries, keys and values of their own.
+        # Global tokens attend to all of their document, with the projections of global attention.
         from_global = self._over(
             compact.take(by.global_pair.q_BxHxLxK),
             by.global_pair.k_BxHxLxK,
@@ -263,7 +263,9 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.rotary = bool(config.rotary)
         self.heads = self.key_heads = config.num_heads
         self.key_width = self.value_width = dim // self.heads
+        # One core for all layers: its blocks and its ring suit the largest window.
         self.core = WindowCore(config, options, max(self.windows))
+        # Global attention has separate projections.
         self.names = ("query", "key", "value")
         if options.global_tokens:
             self.names += ("global_query", "global_key", "global_value")
@@ -291,7 +293,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         return {name: getattr(self, name)(x_BxLxD) for name in self.names}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[WindowInputs]:
-        """Their heads."""
+        """Splits heads, normalises and rotates queries and keys."""
         q, k, v, *of_global = (split_heads(x, self.heads) for x in maps.values())
         pairs = {"window": Pair(normalised(q, self.query_norm), normalised(k, self.key_norm))}
         if of_global:

@@ -55,6 +55,7 @@ class TwoWayCore(UndecodableCore):
         assert context.segments is not None
         before, after = by
         runs_BxL = context.segments.runs_BxL
+        # The backward SSD is the forward one on the reversed sequence.
         turned, v_turned = jax.tree.map(lambda x: jnp.flip(x, axis=2), (after, v))
         of_after = self._shifted_causal(turned, v_turned, jnp.flip(runs_BxL, axis=1))
         return self._shifted_causal(before, v, runs_BxL) + jnp.flip(of_after, axis=2)
@@ -102,6 +103,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         self.norm = RMSNorm(config, width)
 
         vector = lambda values: nnx.Param(values.astype(jnp.dtype(config.param_dtype)), **VECTORS)
+        # Biases of the convolutions, skip d, rate A and bias of Δ.
         self.value_bias, self.shared_bias = vector(jnp.zeros(width)), vector(jnp.zeros(shared))
         self.skip = vector(jnp.ones(self.heads))
         self.log_rate, self.step_bias = vector(first_rates(self.heads, rngs)), vector(first_steps(self.heads, rngs))
@@ -136,6 +138,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         return self.output(self.norm(gated).astype(mixed_BxHxLxE.dtype))
 
     def _direction(self, shared_BxLx2N: jax.Array, step_size_BxLxH: jax.Array) -> DecayedInputs:
+        # Discretisation: decay e^(−aΔ), and values times Δ.
         b, c = (x[:, None] for x in jnp.split(shared_BxLx2N, 2, axis=-1))
         bias = self.step_bias[...].astype(jnp.float32)[None, None]
         steps_BxHxL = jnp.swapaxes(jax.nn.softplus(step_size_BxLxH.astype(jnp.float32) + bias), 1, 2)

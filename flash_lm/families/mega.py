@@ -101,6 +101,7 @@ class MovingAverage(nnx.Module):
         damping, decay, into, out = (
             x[...][way].astype(jnp.float32) for x in (self.damping, self.decay, self.into, self.out)
         )
+        # Damped EMA: h keeps 1 − σ(δ) σ(α) and takes σ(δ) β x.
         share = jax.nn.sigmoid(damping)
         forgotten = jnp.minimum(share * jax.nn.sigmoid(decay), _LARGEST)
         return Average(jnp.log1p(-forgotten), share * into, out / jnp.sqrt(jnp.float32(self.sums)))
@@ -138,6 +139,7 @@ class MegaUnit(AttentionSublayer[Pairs]):
     def __init__(self, config: ModelConfig, options: MegaOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs):
         """One head, expanded width E, shared width S."""
         bias = relative_bias(options.relative_bias, options.shared_dim, config, rngs=rngs)
+        # Attention within chunks only: mixed chunk attention without its global part.
         of_chunks = dataclasses.replace(chunks, local_attention=True, global_attention=False)
         core = MixedChunkCore(config, of_chunks, options.attention_function, bias)
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim

@@ -62,6 +62,7 @@ class NystromCore(WholeRowCore):
         taps = (self.kernel_size - outside / length) * value_width
         if length <= m:
             return 2 * heads * (length * (key_width + value_width) + taps)
+        # F and B with their values, and the landmarks; A and the pseudo-inverse are shared by all tokens.
         of_tokens = 2 * m * (key_width + value_width) + 2 * m * key_width
         of_landmarks = m * m * (key_width + value_width) + self.steps * 4 * m**3
         return 2 * heads * (of_tokens + taps + of_landmarks / length)

@@ -89,6 +89,7 @@ class FavorCore(PlainCore):
         self, pairs: Pairs, v: jax.Array, context: Context, state: FeatureSums
     ) -> tuple[jax.Array, FeatureSums]:
         """Chunkwise form from any position: the state needs no chunk grid."""
+        # Decoding always has the same features.
         featured = _featured(pairs, self.frequencies[...])
         return prefill_favor(*featured, v, state, context.real(), block_size=self.block_size)
 

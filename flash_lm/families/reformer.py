@@ -121,6 +121,7 @@ class LSHCore(PlainCore):
         # Scores over the cache; a token attends to itself only if it sees nothing else.
         scores_BxHx1xM = matmul(q.astype(state.key_BxHxMxK.dtype), state.key_BxHxMxK, transpose_b=True)
         scores_BxHx1xM = jnp.where((slots_1x1xM == position_Bx1x1)[:, None], SELF, scores_BxHx1xM)
+        # Visible are tokens whose rank in a common bucket differs by less than the window.
         visible_BxHxM = places_seen(place_BxHxR, state.place_BxHxMxR, window) & (slots_1x1xM <= position_Bx1x1)
         out = softmax_of_scores(scores_BxHx1xM, visible_BxHxM[:, :, None], state.value_BxHxMxE).out_BxHxLxE
         return out.astype(v.dtype), state
@@ -156,7 +157,7 @@ class ReformerAttention(AttentionSublayer[jax.Array]):
         return {"query": self.query(x_BxLxD), "value": self.value(x_BxLxD)}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[jax.Array]:
-        """Their heads."""
+        """Splits the heads of shared queries and keys, and of values."""
         return Projected(*(split_heads(maps[name], self.heads) for name in ("query", "value")))
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:

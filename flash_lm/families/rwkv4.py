@@ -80,6 +80,7 @@ class WKVCore(PlainCore):
         """Rates from e^−5 to e^3 per token; the token itself counts about 0.3 times, varying by channel."""
         self.chunk_size, dtype = options.chunk_size, jnp.dtype(config.param_dtype)
         fraction_D = np.arange(config.model_dim) / max(config.model_dim - 1, 1)
+        # Initial rates and bonuses follow the authors' code: slow to fast channels, bonuses in a zigzag.
         zigzag_D = (np.arange(config.model_dim) + 1) % 3 - 1
         self.log_rate = nnx.Param(jnp.asarray(-5 + 8 * fraction_D**1.35, dtype), **VECTORS)
         self.bonus = nnx.Param(jnp.asarray(np.log(0.3) + 0.5 * zigzag_D, dtype), **VECTORS)
@@ -177,6 +178,7 @@ class ChannelMix(Sublayer):
         return 2 * self.weights
 
     def _mixed(self, shifted: Mapping[str, jax.Array]) -> jax.Array:
+        # Squared ReLU feed-forward, gated by the receptance.
         hidden = jnp.square(jax.nn.relu(self.up(shifted["key"])))
         return jax.nn.sigmoid(self.receptance(shifted["receptance"])) * self.down(hidden)
 

@@ -123,6 +123,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D."""
+        # Input projections, token mixing, output projection.
         by, v, gate = self.project(x_BxLxD, context)
         return self.finish(self.core(by, v, context), gate)
 
@@ -217,6 +218,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
             # Queries and keys are already projections, so they do not start small as in a GAU, whatever the init.
             return ScaleOffsets(unit_scales(core.scaled, width, config)) if scale_offsets else None
 
+        # MC-TFM: pairs for local and global attention from the same queries and keys.
         self.query_variants, self.key_variants = variants(), variants()
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 

@@ -148,6 +148,7 @@ def of_rows(
         dropout_key: None: deterministic.
     """
     packed = packed and segment_ids is not None
+    # Without segment ids all sequences are one document, so their masks have a batch dimension of 1.
     segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
     if positions is None:  # the same for all rows of one document; they do not matter at padding
         positions = segments.offsets_BxL if packed else whole_row(length).offsets_BxL
@@ -173,6 +174,7 @@ def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool, limit_key: str
     Raises:
         ValueError: outside jit, a sequence would exceed the limit.
     """
+    # Outside jit the error names the sequence; inside jit the caller turns its logits into NaN.
     beyond_B = jnp.zeros_like(end_B, bool) if limit is None else end_B > limit
     if not isinstance(beyond_B, Tracer) and beyond_B.any():
         advice = "give init_state a larger capacity" if grows else f"the positions end there ({limit_key})"

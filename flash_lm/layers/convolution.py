@@ -77,6 +77,7 @@ class ShortConvolutions(nnx.Module):
 
 def taps_inside(taps: int, length: int, causal: bool) -> float:
     """How many taps of a token read a token of the sequence, on average over `length` tokens."""
+    # Taps that fall off the first or last tokens read nothing.
     sides = [(side, min(side, length)) for side in reach(taps, causal)]
     outside = sum(near * side - near * (near - 1) / 2 for side, near in sides)  # of the first or last tokens
     return taps - outside / length

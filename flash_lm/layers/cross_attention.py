@@ -92,6 +92,7 @@ class CrossSublayer(Sublayer):
         """Reads the memory of the state, which stays as it is; NaN in sequences that have none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
+        # Decoding projects the memory once (`remember`), and then only queries.
         q, gate = self.queries(x_BxLxD)
         y_BxLxD = self.finish(self.core.read(q, state), gate)
         return jnp.where(self.core.is_empty(state)[:, None, None], jnp.nan, y_BxLxD), state
@@ -116,7 +117,7 @@ class CrossAttention(CrossSublayer):
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:
-        """Without a gate."""
+        """Queries, and no gate."""
         return normalised(split_heads(self.query(x_BxLxD), self.heads), self.query_norm), None
 
     def keys_values(self, x_BxMxD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -140,6 +141,7 @@ class CrossGatedUnit(CrossSublayer):
     def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
         """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
+        # V is split among the heads; all heads make queries and keys from the same S channels.
         self.core, self.heads, self.memory_length = core, options.heads, config.max_length
         self.key_width, self.value_width = shared, expanded // self.heads
         self.projection_weights = 3 * dim * expanded + 2 * dim * shared
@@ -151,7 +153,7 @@ class CrossGatedUnit(CrossSublayer):
         self.query_variant, self.key_variant = ScaleOffsets(scales[:1]), ScaleOffsets(scales[1:])
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:
-        """With U, before its silu."""
+        """Queries, and the gate U before its silu."""
         (q,) = self.query_variant(silu(self.query(x_BxLxD))[:, None])
         return q, self.gate(x_BxLxD)
 

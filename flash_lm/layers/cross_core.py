@@ -74,6 +74,7 @@ class PairsCore(nnx.Module):
 
     def read(self, q_BxHxLxK: jax.Array, state: HeldPairs) -> jax.Array:
         """See `CrossCore`."""
+        # Every query sees all real tokens of the memory.
         stop_BxL = jnp.broadcast_to(state.lengths_B[:, None], (len(state.lengths_B), q_BxHxLxK.shape[2]))
         zeros_BxL = jnp.zeros_like(stop_BxL)
         q = q_BxHxLxK.astype(state.key_BxHxMxK.dtype)
@@ -109,6 +110,7 @@ class SumsCore(nnx.Module):
 
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
         """See `CrossCore`; packed sequences compute all pairs."""
+        # A column of ones beside the values makes the denominator one more value.
         q, values = _features(q_BxHxLxK), with_ones(v_BxHxMxE)
         if memory.packed:
             sight, k = memory.sight(), _features(k_BxHxMxK)

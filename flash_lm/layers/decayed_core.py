@@ -52,6 +52,7 @@ class DecayedCore(PlainCore):
         """B×H×L×E."""
         assert context.segments is not None
         size = min(self.chunk_size, v.shape[2])
+        # The kernel computes causal pairs inside chunks; XLA carries the state across chunks.
         both_ways = None if context.causal else "the bidirectional form has no kernel"
         backend = choose_backend(self.kernels, "decayed sums", "identity", size, by.q_BxHxLxK, v, both_ways)
         return decayed_sums(
@@ -123,6 +124,7 @@ def first_rates(heads: int, rngs: nnx.Rngs) -> jax.Array:
 
 def first_steps(heads: int, rngs: nnx.Rngs) -> jax.Array:
     """Initial bias of Δ of Mamba-2, per head: softplus of it is log-uniform."""
+    # The inverse of softplus, so that softplus(bias) is the drawn step size.
     low, high = (math.log(step) for step in _STEPS)
     steps = jnp.exp(jax.random.uniform(rngs.params(), (heads,), minval=low, maxval=high))
     return steps + jnp.log(-jnp.expm1(-steps))

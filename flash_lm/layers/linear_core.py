@@ -44,6 +44,7 @@ class LinearCore(PlainCore):
         backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, ahead)
         if backend is not None:
             return self._attend_by_kernel(backend, q, k, v, context)
+        # XLA: heads are folded into the batch, since products with one batch dimension are faster on CPUs.
         out = linear_attention(
             heads_into_batch(q),
             heads_into_batch(k),
@@ -68,6 +69,7 @@ class LinearCore(PlainCore):
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Chunkwise form from any position: the state needs no chunk grid."""
         heads = lambda x_BxL: jnp.repeat(x_BxL, v.shape[1], axis=0)
+        # Tokens of a prefix see all of it, also ahead.
         first_NxL = None if context.prefix_BxL is None else heads(context.in_prefix())
         q, k, values, sums = (heads_into_batch(x) for x in (*self.featured(pairs, context), v, state))
         out, sums = prefill_linear(
@@ -120,6 +122,7 @@ def sums_flops(length: int, causal: bool, chunk_size: int, heads: int, features:
 
 def chunk_work(length: int, chunk_size: int) -> tuple[float, int]:
     """Chunkwise form of a causal sequence: visible pairs inside the chunks, and products of a token with the state."""
+    # Causal pairs inside full chunks and the last one; states are read by all chunks but the first.
     full, rest = divmod(length, chunk_size)
     pairs = sum(n * (n + 1) / 2 for n in [chunk_size] * full + [rest])
     crossing = (length - 1) // chunk_size * chunk_size  # tokens in chunks before the last

@@ -63,6 +63,7 @@ class MixedChunkCore(PlainCore):
         self.reach = _REACH[options.overlapping, config.causal]
         self.span = len(self.reach) * options.size  # tokens within reach of local attention
         self.local, self.global_ = options.local_attention, options.global_attention
+        # Softmax alone has no N, so it decodes with any normalizer.
         divides = self.global_ or function != "softmax"
         self.undecodable = self.normalizer.undecodable if divides else None
         self.state_dtype = jnp.dtype(config.state_dtype)
@@ -118,6 +119,7 @@ class MixedChunkCore(PlainCore):
         """Local pairs in each chunk, and two products with the K×E state of global attention."""
         total = 0.0
         if self.local:
+            # Local attention: pairs of each chunk, and of adjacent chunks if they overlap.
             full, rest = divmod(length, self.chunk_size)
             sizes = [self.chunk_size] * full + [rest]
             pairs = sum(n * (n + 1) / 2 if causal else n * n for n in sizes)
@@ -125,6 +127,7 @@ class MixedChunkCore(PlainCore):
             pairs += (len(self.reach) - 1) * sum(a * b for a, b in itertools.pairwise(sizes))
             total += 2 * heads * pairs / length * (key_width + value_width)
         if self.global_:
+            # Global attention: writing to and reading from the state of earlier chunks.
             crossing = (length - 1) // self.chunk_size * self.chunk_size  # tokens in chunks before the last
             reading = max(length - self.chunk_size, 0)  # tokens after the first chunk
             products = crossing + reading if causal else 2 * length
@@ -159,6 +162,7 @@ class MixedChunkCore(PlainCore):
         return jnp.where(earlier_BxL > 0, 1 / self.normalizer.of_sum(earlier_BxL, length), 0)
 
     def _kernel(self, pairs: Pairs, v: jax.Array) -> str | None:
+        # The kernel has local attention within one chunk only.
         without = None if self.local else "model.chunks.local_attention=False"
         if len(self.reach) > 1:
             without = "model.chunks.overlapping=True"
@@ -203,6 +207,7 @@ class MixedChunkCore(PlainCore):
         assert segments is not None
         size, (q, k, v_NxLxE) = self.chunk_size, (heads_into_batch(x) for x in (*pair, v))
         weight_BxL = self._global_weights(context.sight(), context.causal, v.shape[2])
+        # Bidirectional global attention of packed sequences needs a state per document.
         if context.causal:
             out, _ = ops.global_attention(q, k, v_NxLxE, segments.runs_BxL, chunk_size=size, weight_BxL=weight_BxL)
         elif context.packed:

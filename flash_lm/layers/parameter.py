@@ -51,6 +51,7 @@ def traits(parameters: nnx.State) -> Traits:
     def hidden(path: tuple, variable: nnx.Variable) -> bool:
         return matrix(path, variable) and is_stacked(path) and not variable.get_metadata().get("positions", False)
 
+    # One tree per trait, with the structure of the parameters.
     rules = (matrix, hidden, declared("rate", 1.0), declared("project", False), declared("positions", False))
     return Traits(*(_tree(parameters, say) for say in rules))
 

@@ -77,6 +77,7 @@ class ToeplitzBias(nnx.Module):
 
     def __call__(self, distance: jax.Array) -> jax.Array:
         """Float32 of the shape of `distance`, index of the key minus index of the query; the same below."""
+        # Distances beyond the reach share the weight of the largest, as at padding.
         index = (distance + self.reach - 1).clip(0, 2 * self.reach - 2)
         return self.weight[...].astype(jnp.float32)[index]
 

@@ -76,6 +76,7 @@ class QuadraticCore(PlainCore):
 
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
+        # Three implementations of the same attention: cuDNN, a kernel, or XLA (plain or blocked).
         q, k = pairs["attention"]
         if self.implementation == "cudnn":
             return self._attend_by_cudnn(q, k, v, context)
@@ -119,6 +120,7 @@ class QuadraticCore(PlainCore):
         return 2 * heads * visible * (key_width + value_width)
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, length: int) -> jax.Array:
+        # Grouped-query attention: repeat the keys, or for a single token fold the group into the queries.
         shape, dtype, groups, one_token = q.shape, q.dtype, q.shape[1] // k.shape[1], q.shape[2] == 1
         if one_token:
             # Queries that share a head of keys become several queries of one head, so the cache is read without a copy.
@@ -158,7 +160,7 @@ class QuadraticCore(PlainCore):
         )
 
     def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
-        # Padding is at the end of a row, where no causal query sees it.
+        # Padding is at the end of a sequence, where no causal query sees it.
         causal = context.causal and context.prefix_BxL is None
         sight = context.sight() if context.packed or not causal else None
         return fused_softmax_attention(q, k, v, sight, causal=causal)

@@ -25,6 +25,7 @@ class ScaleOffsets(nnx.Module):
 
     def __call__(self, x_BxHxLxK: jax.Array | Sequence[jax.Array]) -> list[jax.Array]:
         """Makes n arrays B×H×L×K from one or n arrays; parameters are (K) or (H, K)."""
+        # One source for all variants, or a source for each.
         copies = self.scale.shape[0]
         xs = [x_BxHxLxK] * copies if isinstance(x_BxHxLxK, jax.Array) else x_BxHxLxK
         scale, offset = (p[...].astype(xs[0].dtype) for p in (self.scale, self.offset))

@@ -26,7 +26,7 @@ class Sublayer(nnx.Module):
         longest: largest number of tokens in a sequence; None: any.
         longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
-        uncarried: a sentence on why a state cannot be carried from row to row in training; None: it can.
+        uncarried: a sentence on why a state cannot be carried from batch to batch in training; None: it can.
         settles_every: `settle` must be called when the length of a sequence reaches a multiple of this; None: never.
         rotary_width: width of the queries and keys that rotary positions rotate; None: no rotary positions.
     """

@@ -83,16 +83,19 @@ def rectangle_sums(
     k, v = where.keys(k, 2), where.keys(v, 2)
     if bias is None:
         return key_sums(k, v, visible)
+    # exp(K) relative to the maximum over the keys of the rectangle.
     weight, top = exponentials(k, visible)
     weighted = weight * v
     visible_row = visible_keys[:, None, :, None, :]
 
+    # exp(w) relative to the maximum over the keys of each query; both maxima add up in the result.
     def look(queries: Callable[[jax.Array, int], jax.Array]) -> Sums:
         w = jnp.where(visible_row, bias.tile(Rectangles(where.keys, queries)), NOTHING)
         top_w = jax.lax.stop_gradient(w.max(axis=-1, keepdims=True))
         a = jnp.where(visible_row, jnp.exp(w - top_w), 0)
         return Sums(_mix(a, weighted), _mix(a, weight), top + top_w)
 
+    # Many queries go in blocks, so that exp(w) of a large rectangle never exists at once.
     queries = where.queries(bias.query_index_BxL, 1).shape[-1]
     if queries <= QUERY_BLOCK:
         return look(where.queries)
@@ -140,6 +143,7 @@ def aft(
     real = (runs_BxL > 0)[:, None, :, None]
 
     def both_ways(sums_of: Callable, add: Callable, k: jax.Array, runs: jax.Array, v: jax.Array, bias: PairBias | None):
+        # Bidirectional: the tokens after each one are those before it in the reversed sequence.
         sums = sums_of(k, v, runs, bias)
         if causal:
             return sums
@@ -158,6 +162,7 @@ def aft(
         numerator, denominator = both_ways(causal_products, of_both, k, runs, v, bias)
         return jnp.where(real, numerator, 0), jnp.where(real, denominator, 1)
 
+    # Padding must not decide between the two forms.
     def moderate(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
         return fits(jnp.where(real, k, 0), jnp.where(real, v, 0), bias)
 
@@ -182,17 +187,20 @@ def causal_sums(
         runs_BxL: run of each token, (B or 1)×L.
         bias: w of all pairs.
         include_self: whether a token sees itself.
-        initial: sums with w = 0 over keys before the row, which belong to its run 1; B×H×1×….
+        initial: sums with w = 0 over keys before the sequence, which belong to its run 1; B×H×1×….
     """
     length = k.shape[2]
     block = _block(bias, length)
     pad = lambda x, axis: jnp.pad(x, [(0, -length % block if i == axis else 0) for i in range(x.ndim)])
+    # Pad to full blocks; padding is in no run.
     k, v, runs = pad(k, 2), pad(v, 2), pad(runs_BxL, 1)
     bias = bias.over_tokens(lambda x: pad(x, 1)) if bias is not None else None
     w = 0.0 if bias is None else bias.diagonal()
+    # Every token with itself, then divide and conquer inside its block.
     sums = self_sums(k, v, w, (runs > 0)[:, None, :, None]) if include_self else nothing(v, k.shape[-1])
     look = lambda where: _across(k, v, runs, bias, where)
     sums = in_blocks(sums, block, look)
+    # Windows reach into the block before; older tokens have w = 0 and enter as one sum.
     if bias is not None and bias.window is not None and block < k.shape[2]:
         sums = add_to_blocks(sums, look(neighbours(block)))
     if block < k.shape[2] or initial is not None:

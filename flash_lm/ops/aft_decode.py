@@ -60,6 +60,7 @@ def prefill_window(
     """
     length, kept = k.shape[2], state.key_BxHxWxM.shape[2]
     index_1xT = jnp.arange(kept + length, dtype=jnp.int32)[None]
+    # The cached tokens, then the new ones; positions below 0 are slots without a token.
     position_BxT = start_B[:, None] - kept + index_1xT
     real_BxT = (position_BxT >= 0) & (index_1xT < kept + lengths_B[:, None])
 
@@ -68,6 +69,7 @@ def prefill_window(
         return jnp.where(real_BxT[:, None, :, None], jnp.concatenate([old, new], axis=2), 0)
 
     key, value = append(state.key_BxHxWxM, k), append(state.value_BxHxWxE, v)
+    # One token is a single rectangle; several are the parallel form, with the older tokens as its initial sums.
     bias = bias_of(position_BxT, position_BxT)
     if length == 1 and bias is not None:
         newest = lambda x, axis: jnp.expand_dims(jax.lax.slice_in_dim(x, kept, kept + 1, axis=axis), axis)
@@ -77,6 +79,7 @@ def prefill_window(
         runs_BxT = real_BxT.astype(jnp.int32)
         sums = causal_sums(key, value, runs_BxT, bias, initial=state.far)
         out = ratio(jax.tree.map(lambda x: x[:, :, kept:], sums))
+    # Tokens that leave the window lose their w and enter the sums of older tokens.
     leaving_BxT = real_BxT & (index_1xT < lengths_B[:, None])
     far = add(state.far, key_sums(key, value, leaving_BxT[:, None, :, None]))
     stays_BxW = lengths_B[:, None] + jnp.arange(kept, dtype=jnp.int32)[None]
@@ -97,6 +100,7 @@ def prefill_full(
     # Many queries are processed in full blocks.
     missing = -length % QUERY_BLOCK if length > QUERY_BLOCK else 0
     queries_BxL = jnp.pad(position_BxL, ((0, 0), (0, missing)))
+    # New tokens see the whole cache, which is one rectangle.
     old = rectangle_sums(
         state.key_BxHxMxM,
         state.value_BxHxMxE,
@@ -104,6 +108,7 @@ def prefill_full(
         bias_of(queries_BxL, slots_BxM),
         Rectangles(_one_rectangle, _one_rectangle),
     )
+    # New tokens see each other in the parallel form.
     new = causal_sums(k, v, real_BxL.astype(jnp.int32), bias_of(position_BxL, position_BxL))
     out = ratio(add(jax.tree.map(lambda x: x[:, :, 0, :length], old), new))
     slot_BxL = jnp.where(real_BxL, position_BxL, capacity)  # padding is out of range and is dropped

@@ -41,6 +41,7 @@ def causal_products(
     Returns:
         B×H×L×E and B×H×L×M float32.
     """
+    # Pad to full blocks, and take all exponentials at once.
     length = k.shape[2]
     size = _block(bias, length)
     pad = lambda x, axis: jnp.pad(x, [(0, -length % size if i == axis else 0) for i in range(x.ndim)])
@@ -65,9 +66,11 @@ def causal_products(
         return products(summed, bias)
 
     if bias is not None and bias.window is None:
+        # AFT-full: each block of queries with all keys up to its end.
         parts = [near(_until(start, size)) for start in range(0, runs.shape[1], size)]
         sums = [jnp.concatenate([part[:, :, 0] for part in of_all], axis=2) for of_all in zip(*parts, strict=True)]
     else:
+        # Else each block with itself and, if there is a bias, the block before; older tokens as one sum per block.
         blocks = neighbours(size).queries
         where = Rectangles(keys=blocks if bias is None else _with_last(size), queries=blocks)
         sums = near(where)
@@ -80,7 +83,7 @@ def causal_products(
 
 
 def _block(bias: PairBias | None, length: int) -> int:
-    """Tokens in a block: no fewer than the window; if all pairs have a w, a part of the row."""
+    """Tokens in a block: no fewer than the window; if all pairs have a w, a part of the sequence."""
     least = _BLOCK if bias is None else max(_BLOCK, -(-length // _PARTS) if bias.window is None else bias.window)
     return min(1 << (least - 1).bit_length(), 1 << (length - 1).bit_length())
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 _LAPLACE_MEAN = math.sqrt(0.5)
 _LAPLACE_WIDTH = math.sqrt(0.25 / math.pi) * math.sqrt(2)
 
-# Low enough that exp gives 0, and finite, so that a row without visible keys has no NaN in its gradient.
+# Low enough that exp gives 0, and finite, so that a query without visible keys has no NaN in its gradient.
 _HIDDEN = -1e30
 
 
@@ -60,7 +60,7 @@ def masked_softmax(scores: jax.Array, visible: jax.Array, divisor: jax.Array) ->
     top = jax.lax.stop_gradient(hidden_scores.max(axis=-1, keepdims=True))
     exponentials = jnp.where(visible, jnp.exp(hidden_scores - top), 0)
     total = exponentials.sum(axis=-1, keepdims=True)
-    # Not maximum(total, 1): a row with one visible key has total 1, and at a tie maximum halves the gradient.
+    # Not maximum(total, 1): a query with one visible key has total 1, and at a tie maximum halves the gradient.
     return exponentials / jnp.where(total > 0, total, 1)
 
 

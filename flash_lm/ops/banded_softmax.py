@@ -37,6 +37,7 @@ class Stretches(NamedTuple):
 
     def keys(self, x_BxHxMxK: jax.Array) -> jax.Array:
         """(B · count)×H×(reach + size + reach)×K, zeros outside the sequence."""
+        # Three shifted cuts of the padded sequence: keys before, beside and after the queries of each stretch.
         size, reach = self.size, self.reach
         row = _padded(x_BxHxMxK, reach - self.ahead, reach + (self.count + 1) * size)
         starts = (0, reach, reach + size)  # of what lies before the first stretch's queries, beside and after them
@@ -88,7 +89,7 @@ def stretches_of(queries: int, keys: int, window: int) -> Stretches | None:
 
 
 def _padded(x_BxHxLxK: jax.Array, before: int, total: int) -> jax.Array:
-    """With `before` zeros in front, or without so many of the first if negative, and zeros behind up to `total`."""
+    """Pads with `before` zeros in front (negative: drops tokens), and with zeros behind up to `total`."""
     kept = jax.lax.slice_in_dim(x_BxHxLxK, max(-before, 0), x_BxHxLxK.shape[2], axis=2)
     before = max(before, 0)
     return jnp.pad(kept, ((0, 0), (0, 0), (before, total - before - kept.shape[2]), (0, 0)))
@@ -145,6 +146,7 @@ def windowed_softmax(
     The last key must belong to the last query, as in a sequence and in a ring followed by new tokens.
     """
     batch, _, length, _ = q_BxHxLxK.shape
+    # A long sequence becomes a batch of stretches, so that time grows with length times window.
     cut = stretches_of(length, k_BxHxMxK.shape[2], window)
     if cut is None:
         return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, scale=scale, window=window)
@@ -155,6 +157,7 @@ def windowed_softmax(
 
 def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: jax.Array) -> SoftmaxPart:
     """Softmax attention from all scores at once, float32; `visible` has a shape that broadcasts to theirs."""
+    # The maximum has no gradient, and a floor, so that a query without visible keys gets zeros.
     hidden = jnp.where(visible, scores_BxHxLxM, blocked_attention.HIDDEN)
     top_BxHxLx1 = jax.lax.stop_gradient(jnp.maximum(hidden.max(axis=-1, keepdims=True), blocked_attention.LOWEST))
     weights_BxHxLxM = jnp.exp(hidden - top_BxHxLx1)
@@ -166,6 +169,7 @@ def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: 
 
 def joined(parts: list[SoftmaxPart]) -> jax.Array:
     """Merges softmaxes over disjoint keys by their logs of sums: B×H×L×E, dtype of the outputs."""
+    # The share of a part is its sum of exponentials over all: a softmax of the logs of sums.
     sums_PxBxHxL = jnp.stack([part.log_sum_BxHxL for part in parts])
     share_PxBxHxL = jax.nn.softmax(sums_PxBxHxL, axis=0)
     out_PxBxHxLxE = jnp.stack([part.out_BxHxLxE for part in parts])

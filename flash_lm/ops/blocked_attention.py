@@ -154,6 +154,7 @@ def _attend(settings, q, k, v, bias, sight, divisor) -> tuple[jax.Array, jax.Arr
 
 def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
     """The output and softmax's log of the sum (else the divisor); and the residuals of the derivative."""
+    # Outer scan over blocks of queries, inner loop over the blocks of keys that they see.
     softmax = settings.function == "softmax"
 
     def of_queries(_, block):
@@ -161,6 +162,7 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
         shape = (*query.shape[:3], v.shape[-1])
 
         def add_softmax(j: jax.Array, carry):
+            # Online softmax: rescale the running output and total to the new maximum.
             total_E, top, total = carry
             scores, visible = _scores(settings, query, k[j], j, seen, bias)
             scores = jnp.where(visible, scores, HIDDEN)
@@ -170,17 +172,20 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
             return total_E * shrink + added, higher, total * shrink + weights.sum(axis=-1, keepdims=True)
 
         def add(j: jax.Array, total_E: jax.Array) -> jax.Array:
+            # Elementwise functions need no normalisation across blocks.
             weights = _weights(settings, *_scores(settings, query, k[j], j, seen, bias), divisor_BxC)
             return total_E + matmul(weights.astype(v.dtype), v[j])
 
         nothing = jnp.zeros(shape, jnp.float32)
         if not softmax:
             return None, (jax.lax.fori_loop(blocks[0], blocks[1], add, nothing).astype(v.dtype), divisor_BxC)
+        # A query without visible keys keeps total 0 and gets output 0.
         start = (nothing, jnp.full((*shape[:3], 1), LOWEST), jnp.zeros((*shape[:3], 1)))
         total_E, top, total = jax.lax.fori_loop(blocks[0], blocks[1], add_softmax, start)
         total = jnp.where(total > 0, total, 1)  # for a query that sees nothing
         return None, ((total_E / total).astype(v.dtype), (top + jnp.log(total))[..., 0])
 
+    # Besides its inputs, the backward pass gets the output and a number per query.
     _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, sight, blocks_seen(sight)))
     out, row = (checkpoint_name(x, KEPT) for x in (out, row))
     return (out, row), (q, k, v, bias, sight, out, row)
@@ -198,6 +203,7 @@ def _backward(settings: Settings, kept, d_outputs: tuple[jax.Array, jax.Array]):
             shared -= d_row_i[..., None]
 
         def of_keys(j: jax.Array, carry):
+            # Recompute the weights of this block pair, and accumulate dv, dk and dq (FlashAttention-2, algorithm 2).
             d_q, d_k_t, d_v_t, d_bias = carry
             key, v_j = k[j], v[j]
             scores, visible = _scores(settings, query, key, j, seen, bias)
@@ -215,6 +221,7 @@ def _backward(settings: Settings, kept, d_outputs: tuple[jax.Array, jax.Array]):
         d_q, *rest = jax.lax.fori_loop(blocks[0], blocks[1], of_keys, (jnp.zeros(query.shape, jnp.float32), *carry))
         return tuple(rest), d_q.astype(query.dtype)
 
+    # dk and dv are carried over all blocks of queries; dq is complete after its block.
     zeros = (jnp.zeros(_transposed(x).shape, jnp.float32) for x in (k, v))
     start = (*zeros, None if bias is None else jnp.zeros_like(bias.bias))
     (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(

@@ -65,6 +65,7 @@ def sums_before(
         initial_NxKxE: the state before the sequence; None: zeros.
         through_NxG: logarithm of the decay through each chunk, not positive; None: no decay.
     """
+    # Group the chunks; inside a group, earlier chunks of the entering document are summed by one product.
     rows, chunks = sums_NxGxKxE.shape[:2]
     size = min(chunks, _GROUP)
     sums_NxJxGxX = to_chunks(sums_NxGxKxE.reshape(rows, chunks, -1), size)
@@ -73,6 +74,7 @@ def sums_before(
     in_last_run_BxJx1xG = (last_BxJxG == last_BxJxG[..., -1:])[:, :, None]
     kept_NxJx1, until_NxJxGx1 = jnp.ones((1, 1, 1)), jnp.ones((1, 1, 1, 1))
     if through_NxG is not None:
+        # With decay, the weight of an earlier chunk is the decay through the chunks between.
         after = running(to_chunks(through_NxG, size), last_BxJxG)
         before = after.at(lambda x: jnp.pad(x[..., :-1], ((0, 0), (0, 0), (1, 0))))
         end = after.at(lambda x: x[..., -1:])
@@ -81,6 +83,7 @@ def sums_before(
         in_last_run_BxJx1xG = decayed(end.at(lambda x: x[..., None]), earlier, in_last_run_BxJx1xG)
         kept_NxJx1, until_NxJxGx1 = jnp.exp(end.total()), jnp.exp(before.total())[..., None]
     out_NxJxGxX = _added(before_BxJxGxG, sums_NxJxGxX)
+    # Across groups: a scan carries the state from group to group while the document goes on.
     if chunks > size or initial_NxKxE is not None:
         group_sums_NxJxX = _added(in_last_run_BxJx1xG, sums_NxJxGxX)[:, :, 0]
         goes_on_BxJ = entering_BxJxG[..., 0] == last_BxJxG[..., -1]
@@ -93,6 +96,7 @@ def sums_before(
         kept_NxJx1 = jnp.broadcast_to(kept_NxJx1, (kept_NxJx1.shape[0], group_sums_NxJxX.shape[1], 1))
         groups = (jnp.moveaxis(x, 1, 0) for x in (group_sums_NxJxX, goes_on_BxJ, kept_NxJx1))
         _, carried_JxNxX = jax.lax.scan(next_group, start, tuple(groups))
+        # The carried state reaches the chunks of the group that continue the same document.
         same_BxJxG = entering_BxJxG == entering_BxJxG[..., :1]
         carried_NxJx1xX = jnp.moveaxis(carried_JxNxX, 0, 1)[:, :, None]
         out_NxJxGxX += jnp.where(same_BxJxG[..., None], carried_NxJx1xX * until_NxJxGx1, 0)

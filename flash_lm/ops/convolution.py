@@ -107,7 +107,7 @@ def last_inputs(joined_BxTxD: jax.Array, lengths_B: jax.Array, before_BxWxD: jax
 
 
 def seen_by_taps(runs_BxL: jax.Array, taps: int, *, causal: bool) -> jax.Array:
-    """Whether each tap of a token reads one of the same document, (B or 1)×L×W of bool; nothing does at padding."""
+    """Mask of the taps that read a token of the same document, (B or 1)×L×W; false at padding."""
     before, _ = reach(taps, causal)
     return jnp.stack([_seen(runs_BxL, i - before) for i in range(taps)], axis=-1)
 
@@ -130,6 +130,7 @@ def _convolved(x_BxLxD: jax.Array, taps_WxD: jax.Array, runs_BxL: jax.Array, bef
 
 def _convolved_backward(before: int, kept: tuple[jax.Array, jax.Array, jax.Array], d_out: jax.Array):
     x, taps, runs = kept
+    # The gradient of x is the convolution with the reversed filter.
     d_x = _summed([_read(d_out, runs, before - i) for i in range(len(taps))], taps)
     length, around = x.shape[1], (before, len(taps) - 1 - before)
     beside, runs_beside = (jnp.pad(y, ((0, 0), around, *[(0, 0)] * (y.ndim - 2))) for y in (x, runs))

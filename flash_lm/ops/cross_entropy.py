@@ -74,6 +74,7 @@ def token_scores(
     Returns:
         Two B×L float32, without gradients.
     """
+    # Slice by slice, so that logits of all tokens never exist at once.
     slices = _Slices(weights_BxL, chunk, parts)
     table = table_VxD.astype(features_BxLxD.dtype)
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL))
@@ -109,7 +110,7 @@ class _Slices:
 
     @property
     def used(self) -> jax.Array:
-        """How many, from the first, have a token that counts."""
+        """Number of slices, from the first, with a weighted token."""
         return -(-self._counted.before_BxM[:, -1].max() // self._size)
 
     def cut(self, x_BxLx: jax.Array) -> jax.Array:
@@ -175,6 +176,7 @@ def _sum(
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
 
     def body(i, carry):
+        # Logits and log Z of one slice of tokens.
         total_P, z_P, smoothing_P, d_table_PxDxV, d_features_GxPxNxD = carry
         x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in cut)
         logits_PxNxV = _logits(x_PxNxD, table, cap)
@@ -183,6 +185,7 @@ def _sum(
         denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
         log_z_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0]
+        # Loss and penalties, weighted; a token of weight 0 may have NaN features.
         weighted = lambda x_PxN: jnp.where(weights_PxN > 0, x_PxN * weights_PxN, 0).sum(axis=1)
         total_P += weighted(log_z_PxN - target_logit_PxN)
         if z_loss:
@@ -191,6 +194,7 @@ def _sum(
         if smoothing:
             smoothing_P += (penalty_P := weighted(smoothing * (target_logit_PxN - logits_PxNxV.mean(axis=-1))))
             total_P += penalty_P
+        # The gradient of the logits is softmax minus target, so it needs no second pass over the slices.
         if not with_gradients:
             return total_P, z_P, smoothing_P, None, None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
@@ -201,12 +205,14 @@ def _sum(
         d_logits_PxNxV = probabilities_PxNxV - expected_PxNxV
         if cap:
             d_logits_PxNxV *= 1 - jnp.square(logits_PxNxV / cap)
+        # Gradients of the table, summed, and of the features of this slice.
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
         d_table_PxDxV += _product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)  # on CPUs faster than its transpose
         d_x_PxNxD = _product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
         d_features_GxPxNxD = jax.lax.dynamic_update_index_in_dim(d_features_GxPxNxD, d_x_PxNxD, i, axis=0)
         return total_P, z_P, smoothing_P, d_table_PxDxV, d_features_GxPxNxD
 
+    # Without gradients the accumulators are None, and the loop carries the sums only.
     d_table = jnp.zeros((parts, *table_VxD.T.shape), jnp.float32) if with_gradients else None
     d_features = jnp.zeros_like(cut[0]) if with_gradients else None
     start = (*(jnp.zeros(parts, jnp.float32) for _ in range(3)), d_table, d_features)
@@ -214,6 +220,7 @@ def _sum(
     total, z, smooth = (sum_P.sum() for sum_P in sums)
     if d_features_GxPxNxD is None or d_table_PxDxV is None:
         return _Sums(total, z, smooth, None)
+    # Back to the order of the batch; devices exchange the gradient of the table once.
     d_features_BxLxD = slices.join(d_features_GxPxNxD)
     d_features_BxLxD = jnp.where(weights_BxL[..., None] > 0, d_features_BxLxD, 0)
     d_table_VxD = d_table_PxDxV.sum(axis=0).T.astype(table_VxD.dtype)

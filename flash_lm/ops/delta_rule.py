@@ -107,6 +107,7 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     # What fills the last chunk counts as more of the last document: its keys are zeros and nothing decays.
     runs = run_chunks(runs_BxL, size)[:, None]
     q, k, log_decay, beta, v_chunks = (head_chunks(x, size) for x in (*by, v))
+    # Decays e^(b_i − b_j) between tokens of the same document, from the running sums b of g.
     sums = running(log_decay, runs)
     end, nothing = sums.at(lambda x: x[..., -1:]), sums.at(jnp.zeros_like)
     entering = entering_runs(runs[:, 0, :, -1])[:, None, :, None]
@@ -116,10 +117,12 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     between = decayed(sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :]), same & up_to_own)
     from_start = decayed(sums, nothing, of_entering)
 
+    # UT transform: T = (I + tril(β k kᵀ ⊙ decay, −1))⁻¹, applied to β v and to β e^b k.
     earlier = jnp.tri(size, k=-1, dtype=jnp.float32)[None, None, None]
     system = beta[..., None] * matmul(k, k, transpose_b=True) * between * earlier
     wide = jnp.concatenate([v_chunks.astype(jnp.float32), k.astype(jnp.float32) * from_start[..., None]], axis=-1)
     solved = matmul(unit_inverse(system), beta[..., None] * wide)
+    # Products in the dtype of the values, as in the other chunkwise forms.
     dtype = v.dtype
     chunks = _Chunk(
         writes=solved[..., : v.shape[-1]],
@@ -132,11 +135,13 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
 
     @jax.checkpoint
     def of_chunk(entering_BxHxKxE: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
+        # New values v′ = T β (v − e^b k S), then the outputs and the state at the end of the chunk.
         entering = entering_BxHxKxE.astype(dtype)
         new = (chunk.writes - matmul(chunk.keys, entering)).astype(dtype)
         out = matmul(chunk.queries, entering) + matmul(chunk.weights, new)
         after = chunk.kept[..., None] * entering_BxHxKxE + matmul(chunk.written, new, transpose_a=True)
         return after, out.astype(dtype)
 
+    # Inter-chunk recurrence: one chunk after another.
     state, out = jax.lax.scan(of_chunk, state, jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), chunks))
     return head_rows(jnp.moveaxis(out, 0, 2), length), state

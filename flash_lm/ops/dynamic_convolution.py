@@ -27,6 +27,7 @@ def softmax_of_taps(scores_BxLxHxW: jax.Array, taps: jax.Array, *, causal: bool)
     tap_offset_W = jnp.arange(count, dtype=jnp.int32) - reach(count, causal)[0]
     before, after = reach(taps, causal)
     used_W = (tap_offset_W >= -before) & (tap_offset_W <= after)
+    # Taps of a stack of layers have one width; a layer uses those nearest to the token.
     scores = jnp.where(used_W[None, None, None], scores_BxLxHxW.astype(jnp.float32), -jnp.inf)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -84,6 +85,7 @@ def _weighted(read_BxTxD: jax.Array, weights_BxLxHxW: jax.Array) -> jax.Array:
     shifted multiply-adds would be ten times as slow on a CPU and hold W arrays (4×1024×384, 31 taps: 330 ms and 380 MB
     against 30 ms and 25 MB; with a custom derivative 270 ms).
     """
+    # Blocks of at least as many tokens as taps, so a block reads only itself and the next one.
     (batch, length, heads, count), width = weights_BxLxHxW.shape, read_BxTxD.shape[-1]
     size = min(length, max(_SMALLEST_BLOCK, count - 1))
     blocks, columns = -(-length // size), size + count - 1
@@ -101,6 +103,7 @@ def _weighted(read_BxTxD: jax.Array, weights_BxLxHxW: jax.Array) -> jax.Array:
     )
     read_BxTxHxE = jnp.pad(read_BxTxD, (*filler, (0, 0))).reshape(batch, -1, heads, width // heads)
     block_BxGxHxCxE = cut(read_BxTxHxE)
+    # Each block reads its tokens and the first W − 1 of the next.
     after_BxGxHxVxE = jnp.swapaxes(read_BxTxHxE[:, None, blocks * size :], 2, 3)  # what the last block reads
     if blocks > 1:
         after_BxGxHxVxE = jnp.concatenate([block_BxGxHxCxE[:, 1:, :, : count - 1], after_BxGxHxVxE], axis=1)

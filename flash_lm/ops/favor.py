@@ -116,8 +116,10 @@ def favor(
     real = (runs_BxL > 0)[:, None, :, None]
 
     def stable_form(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # One state over all keys serves all queries of a single document.
         if not causal and not packed:
             return without_max(_read(log_q, _key_sums(log_k, with_ones(v), real)))
+        # Bidirectional: the tokens after each one are those before it in the reversed sequence.
         sums = _causal_sums(log_q, log_k, v, runs_BxL, block_size)
         if not causal:
             log_q, log_k, v = (jnp.flip(x, 2) for x in (log_q, log_k, v))
@@ -126,6 +128,7 @@ def favor(
         return without_max(sums)
 
     def product_form(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # A factor per query cancels in the quotient, so its maximum is dropped.
         phi_q, _ = _scaled_exp(log_q)
         q, k, values = (heads_into_batch(x) for x in (phi_q, jnp.exp(log_k), with_ones(v)))
         sums = linear_sums(q, k, values, segments, chunk_size=block_size, causal=causal, packed=packed)
@@ -190,6 +193,7 @@ def _causal_sums(
     length = v.shape[2]
     block = min(block_size, 1 << (length - 1).bit_length())
     pad = lambda x, axis: jnp.pad(x, [(0, -length % block if i == axis else 0) for i in range(x.ndim)])
+    # Pad to full blocks; padding is in no run.
     log_q, log_k, v, runs = pad(log_q, 2), pad(log_k, 2), pad(v, 2), pad(runs_BxL, 1)
     values = with_ones(v)
     sums = _self_sums(log_q, log_k, v, (runs > 0)[:, None, :, None]) if include_self else nothing(v, 1)
@@ -200,6 +204,7 @@ def _causal_sums(
         pairs = _pair_sums(where.queries(log_q, 2), keys, key_values, visible_keys[:, None, :, :, None])
         return only(pairs, visible_queries)
 
+    # Pairs inside a block by divide and conquer, then the state of the blocks before.
     sums = in_blocks(sums, block, look)
     if block < log_q.shape[2] or initial is not None:
         blocks = neighbours(block).queries

@@ -140,19 +140,23 @@ def prefill_flow(
         after["values_BxHxKxE"] = total.reshape(before["values_BxHxKxE"].shape)
         return sums.reshape(values.shape)
 
+    # The same equations as in training; the sums continue from the state and store it in `after`.
     out = _flow(q, k, v, positions_BxL + 1, clamp, summed, mixed)
     return out, FlowState(**after)
 
 
 def _flow(q, k, v, count_BxL: jax.Array, clamp: float, summed: Sum, mixed: Callable) -> jax.Array:
     """The equations of flow attention, given how to sum: q, k B×H×L×K features, v B×H×L×E."""
+    # Incoming flow of the sinks (queries) and outgoing flow of the sources (keys).
     n = count_BxL.astype(jnp.float32)[:, None, :, None]
     both = lambda name, *arrays: jnp.split(summed(name, jnp.concatenate(arrays, axis=-1)), 2, axis=-1)
     all_k, all_q = both("flows_BxHx2K", k, q)
     incoming, outgoing = _dot(q, all_k), _dot(k, all_q)
+    # Conserved flows: with the other side normalised to 1.
     shares_k, shares_q = both("shares_BxHx2K", _over(k, outgoing) * n, _over(q, incoming) * n)
     allocation = jax.nn.sigmoid(_dot(q, shares_k) / n)
     strength = jnp.exp(jnp.minimum(_dot(k, shares_q) / n, clamp))
+    # Competition among the sources is a softmax over their conserved outgoing flow; the sinks allocate by σ.
     competition = _over(strength, summed("competition_BxHx1", strength)) * n
     out = mixed(_over(q, incoming), k, competition * v.astype(jnp.float32))
     return (allocation * out).astype(v.dtype)

@@ -20,6 +20,7 @@ def write(cache_BxHxMxK: jax.Array, new_BxHxLxK: jax.Array, slot_BxL: jax.Array)
         # of them dropped, it does not.
         slot_BxL = jnp.pad(slot_BxL, ((0, 0), (0, 1)), constant_values=cache_BxHxMxK.shape[2])
         new_BxHxLxK = jnp.pad(new_BxHxLxK, ((0, 0), (0, 0), (0, 1), (0, 0)))
+    # A scatter per sequence and head; slots out of range are dropped.
     rows_Bx1x1, heads_1xHx1 = jnp.arange(batch)[:, None, None], jnp.arange(heads)[None, :, None]
     slots = cache_BxHxMxK.at[rows_Bx1x1, heads_1xHx1, slot_BxL[:, None]]
     return slots.set(new_BxHxLxK.astype(cache_BxHxMxK.dtype), mode="drop")
@@ -53,6 +54,7 @@ def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: 
         v_BxHxLxE: their values.
         start_B: position of the first new token of each sequence.
     """
+    # The oldest token is in the slot that the next token will take.
     slot_BxR = (start_B[:, None] + jnp.arange(ring.size, dtype=jnp.int32)[None]) % ring.size
     old = (_taken(x, slot_BxR) for x in ring)
     new = (x.astype(y.dtype) for x, y in zip((k_BxHxLxK, v_BxHxLxE), ring, strict=True))

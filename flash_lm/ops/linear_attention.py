@@ -74,6 +74,7 @@ def linear_sums(
     """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: from `with_ones`; otherwise as `linear_attention`."""
     ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
+        # Chunkwise form: states of the earlier chunks, and pairs inside the chunk.
         sight = sight_of(segments, causal=True)
         weight_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, ones, 0)
         sums, _ = global_attention(
@@ -141,6 +142,7 @@ def prefill_sums(
     Returns:
         N×L×E float32; and the state after the real tokens.
     """
+    # The state of the decoder enters as the state before the first chunk.
     runs_NxL, chunk_size = real_NxL.astype(jnp.int32), min(chunk_size, real_NxL.shape[1])
     sums, _ = global_attention(
         q_NxLxK,

@@ -23,7 +23,7 @@ class Running(NamedTuple):
     fine: jax.Array
 
     def at(self, select: Callable[[jax.Array], jax.Array]) -> "Running":
-        """Some of the sums, or all of them in another shape."""
+        """Applies a selection or a change of shape to both parts."""
         return Running(select(self.coarse), select(self.fine))
 
     def total(self) -> jax.Array:
@@ -39,6 +39,7 @@ def running(log_decay_xC: jax.Array, runs_xC: jax.Array | None = None) -> Runnin
         runs_xC: the sums start again where this changes, so that not even their rounding depends on what was before; as
             many dimensions, of the same size or 1; None: one sum.
     """
+    # The coarse part has no gradient: it is a constant shift of the fine part.
     bounded = jnp.maximum(log_decay_xC.astype(jnp.float32), LOWEST)
     coarse = jax.lax.stop_gradient(jnp.round(bounded / _GRAIN) * _GRAIN)
     return Running(*(_summed(x, runs_xC) for x in (coarse, bounded - coarse)))

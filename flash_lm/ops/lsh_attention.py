@@ -66,12 +66,14 @@ def sorted_by_bucket(buckets_BxHxRxL: jax.Array, runs_BxL: jax.Array, count: int
     """
     length = buckets_BxHxRxL.shape[-1]
     runs = runs_BxL[:, None, None]
+    # One sort key per document and bucket; a stable sort keeps the order of positions.
     codes = jnp.where(runs > 0, runs * count + buckets_BxHxRxL, 0)
     order = jnp.argsort(codes, axis=-1, stable=True).astype(jnp.int32)
     inverse = jnp.argsort(order, axis=-1).astype(jnp.int32)
     by_code = _along(codes, order)
     is_first = jnp.pad(by_code[..., 1:] != by_code[..., :-1], [(0, 0)] * 3 + [(1, 0)], constant_values=True)
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), codes.shape)
+    # Ranks count within a bucket; places add a gap of one window between buckets.
     ranks = index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=3)
     places = index + min(window, length) * jnp.cumsum(is_first, axis=-1, dtype=jnp.int32)
     places = jnp.where(by_code > 0, places, _NOWHERE)
@@ -103,6 +105,7 @@ def lsh_attention(
     """
     parts = []
     for number in range(by_bucket.order_BxHxRxL.shape[2]):
+        # Each round sorts, attends and restores the order.
         order, inverse = by_bucket.order_BxHxRxL[:, :, number], by_bucket.inverse_BxHxRxL[:, :, number]
         q, k, v = (permuted(x, order, inverse) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
         places = _along(by_bucket.places_BxHxRxL, order[:, :, None])
@@ -119,6 +122,7 @@ def places_seen(query_place_BxHxR: jax.Array, places_BxHxMxR: jax.Array, window:
 
 def _round(q, k, v, places_BxHxRxL, number: int, window: int, causal: bool):
     """One round on sorted tokens: a `SoftmaxPart`, sorted as well."""
+    # Sorted by bucket, a chunk of one window sees itself and its neighbours.
     length = v.shape[2]
     chunks = -(-length // window)
     offsets = (0,) if chunks == 1 else (-1, 0) if causal else (-1, 0, 1)
@@ -135,6 +139,7 @@ def _round(q, k, v, places_BxHxRxL, number: int, window: int, causal: bool):
 
     # One by one and not along an axis, over which XLA's CPU backend sums on one core.
     rounds_BxHxGxCxM = sum(seen(i).astype(jnp.int32) for i in range(places_BxHxRxL.shape[2]))
+    # Scores of the pairs of neighbouring chunks, less log N for pairs that N rounds see.
     near_k, near_v = (_with_neighbours(_chunked(x, 2, window, 0), 2, offsets, 0) for x in (k, v))
     scores = matmul(_chunked(q, 2, window, 0), near_k, transpose_b=True)
     # log N as a sum of log (n / (n − 1)) up to N, since a selection is faster than a logarithm for each pair.

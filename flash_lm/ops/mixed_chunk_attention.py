@@ -57,6 +57,7 @@ def local_attention(
     """
     length, chunk_size = q_NxLxK.shape[1], min(chunk_size, q_NxLxK.shape[1])
     q_NxGxCxK, k_NxGxCxK, v_NxGxCxE = (to_chunks(x, chunk_size) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
+    # Keys and values of the chunks in reach, R chunks side by side.
     of_others = (k_NxGxCxK, v_NxGxCxE) if neighbours is None else (to_chunks(x, chunk_size) for x in neighbours)
     both = zip((k_NxGxCxK, v_NxGxCxE), of_others, strict=True)
     k_NxGxMxK, v_NxGxMxE = (_with_neighbours(same, others, reach) for same, others in both)
@@ -65,6 +66,7 @@ def local_attention(
         scores_NxGxCxM += bias_CxRxC[:chunk_size, :, :chunk_size].reshape(1, 1, chunk_size, -1)
     if added_NxGxCxM is not None:
         scores_NxGxCxM += added_NxGxCxM
+    # Mask and divisor of each query, relative to its chunk.
     seen = Sight(*(to_chunks(x_BxL, chunk_size) for x_BxL in sight.in_chunks(chunk_size, reach)))
     visible_BxGxCxM = seen.visible(jnp.arange(min(reach) * chunk_size, (max(reach) + 1) * chunk_size, dtype=jnp.int32))
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
@@ -77,7 +79,7 @@ def local_attention(
 
 
 def _with_neighbours(x_NxGxCx: jax.Array, others_NxGxCx: jax.Array, reach: tuple[int, ...]) -> jax.Array:
-    """N×G×(R·C)×…: replaces each chunk by the chunks that `reach` counts from it, with zeros outside the row."""
+    """N×G×(R·C)×…: each chunk with its neighbours of `reach`, zeros outside the sequence."""
     if reach == (0,):
         return x_NxGxCx
     chunks, rest = x_NxGxCx.shape[1], [(0, 0)] * (x_NxGxCx.ndim - 2)
@@ -169,11 +171,13 @@ def global_attention_in_segments(
         """Reversing preserves the chunk grid only if the last chunk is full."""
         return jnp.flip(jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)), axis=1)
 
+    # Earlier chunks forward, later chunks by the same function on the reversed sequence.
     before_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, weight_BxL, 0)
     after_BxL = jnp.where(sight.after_chunk(chunk_size) > 0, weight_BxL, 0)
     out, _ = global_attention(q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, chunk_size=chunk_size, weight_BxL=before_BxL)
     *arrays, after_BxL = (turned(x) for x in (q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, after_BxL))
     out_after, _ = global_attention(*arrays, chunk_size=chunk_size, weight_BxL=after_BxL)
+    # Inside the chunk, linear attention is local attention with the identity.
     out_inside = local_attention(
         q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype),
         k_NxLxK,

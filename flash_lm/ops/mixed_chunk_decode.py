@@ -99,12 +99,14 @@ def prefill_chunks(
     """
     heads, length = x.v_BxHxLxE.shape[1:3]
     for_heads = lambda x_BxT: jnp.repeat(x_BxT, heads, axis=0)
+    # Grids of the buffers: local attention sees `held` chunks, global attention needs the current one.
     held = len(settings.reach)
     near, chunk = (ChunkGrid(settings.chunk_size, chunks, length, start_B, lengths_B) for chunks in (held, 1))
     local_key, global_key, value, total = state
     v_BxHxTxE = near.put_after(value, x.v_BxHxLxE)
     out_BxHxLxE = jnp.zeros_like(x.v_BxHxLxE)
     if x.local is not None:
+        # Local attention over the cached and the new tokens.
         q_BxHxLxK, k_BxHxLxK = x.local
         k_BxHxTxK, sight = near.put_after(local_key, k_BxHxLxK), near.sight()
         seen_BxT = sight.in_chunks(settings.chunk_size, settings.reach).count()
@@ -123,6 +125,7 @@ def prefill_chunks(
         out_BxHxLxE += near.take(out_NxTxE.reshape(v_BxHxTxE.shape))
         local_key = near.take_last(k_BxHxTxK, local_key.dtype)
     if x.global_ is not None:
+        # Global attention: the state, plus the chunks that the new tokens complete.
         q_BxHxLxK, k_BxHxLxK = x.global_
         k_BxHxTxK = chunk.put_after(global_key, k_BxHxLxK)
         chunk_v_BxHxTxE = v_BxHxTxE[:, :, (held - 1) * settings.chunk_size :]
@@ -156,10 +159,12 @@ def step_chunks(
     value = write(value, x.v_BxHxLxE)
     out_BxHx1xE = jnp.zeros_like(x.v_BxHxLxE)
     if x.local is not None:
+        # Local attention over the KV cache of near chunks.
         q_BxHx1xK, k_BxHx1xK = x.local
         local_key = write(local_key, k_BxHx1xK)
         out_BxHx1xE += _attend_buffer(q_BxHx1xK, local_key, value, position_B, settings)
     if x.global_ is not None:
+        # Global attention reads the state of complete chunks; `settle_chunks` adds a chunk to it.
         q_BxHx1xK, k_BxHx1xK = x.global_
         global_key = write(global_key, k_BxHx1xK)
         weight_Bx1 = settings.weight_of_sum((position_B - position_B % settings.chunk_size)[:, None])
@@ -197,6 +202,7 @@ def _attend_buffer(q_BxHx1xK, key_BxHxMxK, value_BxHxMxE, position_B, settings: 
         scores_BxHx1xM += jnp.take_along_axis(bias_BxM, index_BxM, axis=1)[:, None, None]
     position_BxM = first_Bx1 + index_BxM
     visible_BxM = is_between(jnp.maximum(first_Bx1, 0), position_BxM, position_B[:, None] + 1)
+    # N counts the visible tokens, as in the parallel form.
     divisor_Bx1 = settings.normalizer.in_chunk(visible_BxM.sum(axis=1, keepdims=True, dtype=jnp.int32), span)
     weights_BxHx1xM = ATTENTION_FUNCTIONS[settings.function](
         scores_BxHx1xM, visible_BxM[:, None, None], divisor_Bx1[:, None, :, None]

@@ -25,7 +25,7 @@ class Average(NamedTuple):
     out: jax.Array
 
     def powers(self, exponents_C: jax.Array) -> jax.Array:
-        """What is kept over so many tokens, C×D×N."""
+        """Powers of the decay, C×D×N."""
         return jnp.exp(exponents_C.astype(jnp.float32)[:, None, None] * self.log_kept[None])
 
 
@@ -70,6 +70,7 @@ def prefill_moving_average(
     state = jnp.take_along_axis(sums_BxGxDxN, full_chunks_B[:, None, None, None], axis=1)[:, 0]
     kept = jnp.exp(average.log_kept)[None]
 
+    # The state after the last real token: from the start of its chunk, token by token.
     def next_token(i: jax.Array, state: jax.Array) -> jax.Array:
         index_B = jnp.minimum(full_chunks_B * size + i, x.shape[1] - 1)
         x_BxDx1 = jnp.take_along_axis(x, index_B[:, None, None], axis=1)[:, 0, :, None].astype(jnp.float32)
@@ -82,6 +83,7 @@ def _averaged(
     x_BxLxD: jax.Array, average: Average, runs_BxL: jax.Array, chunk_size: int, initial_BxDxN: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The averages; and the sums that enter each chunk and leave the last, B×(G+1)×D×N; `initial` enters run 1."""
+    # Inside a chunk the average is a short convolution with powers of the decay.
     length, size = x_BxLxD.shape[1], min(chunk_size, x_BxLxD.shape[1])
     runs, x = run_chunks(runs_BxL, size), to_chunks(x_BxLxD.astype(jnp.float32), size)
     index_C = jnp.arange(size, dtype=jnp.int32)
@@ -90,6 +92,7 @@ def _averaged(
     taps_CxD = (average.powers(size - 1 - index_C) * (average.into * average.out)[None]).sum(axis=-1)
     inside = convolve(rows(x), taps_CxD, rows(runs), causal=True).reshape(x.shape)
 
+    # The state at the end of each chunk, over its last document only.
     last_BxG = runs[:, :, -1]
     ending = jnp.where(((runs == last_BxG[..., None]) & (runs > 0))[..., None], x, 0)
     ends = _by_channel("bgcd,cdn->bgdn", ending, average.powers(size - 1 - index_C) * average.into[None])
@@ -97,6 +100,7 @@ def _averaged(
     goes_on_BxG = entering_BxG == last_BxG
     kept = jnp.exp(size * average.log_kept)[None]
 
+    # Inter-chunk recurrence, and the contribution of the entering state to each token.
     def next_chunk(sums: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         end, goes_on_B = chunk
         return jnp.where(goes_on_B[:, None, None], kept * sums, 0) + end, sums

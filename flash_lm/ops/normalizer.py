@@ -12,8 +12,8 @@ weights: f(q kᵀ / √K + b) / N; and the sums over chunks.
 scores: f(q kᵀ / N + b), as in the appendix of FLASH. N cannot be a count. Sums over chunks are divided by the
     number of their tokens, as in the appendix.
 
-length_everywhere: as length and scores, and the row's length divides the sums over chunks, too, whatever
-    `model.divides` is. In a bidirectional model that is the appendix; its causal sums are of the chunks before alone.
+length_everywhere: as length and scores, and the length also divides the sums over chunks, whatever `model.divides`
+    is. In a bidirectional model that is the appendix; its causal sums are of the chunks before alone.
 
 `length` and `length_everywhere` depend on the length of the full sequence, so they do not support decoding.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# (keys that each query sees, int32; tokens in the row or the chunk) -> N of each query, float32
+# (keys that each query sees, int32; tokens in the sequence or the chunk) -> N of each query, float32
 Divisor = Callable[[jax.Array, int], jax.Array]
 
 

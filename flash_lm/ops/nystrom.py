@@ -44,10 +44,12 @@ def nystrom_attention(
         weights_BxHxLxL = _softmax(scores(q_BxHxLxK, k), real_BxL[:, None, None])
         return matmul(weights_BxHxLxL.astype(dtype), v).astype(dtype)
 
+    # Landmarks: means of the queries and keys of m segments.
     segment_BxL, count_Bx1 = _segments(real_BxL, landmarks)
     of_segment_BxMxL = segment_BxL[:, None] == jnp.arange(landmarks, dtype=jnp.int32)[None, :, None]
     landmark_q, landmark_k = (_means(x, of_segment_BxMxL) for x in (q_BxHxLxK, k))
     is_landmark_Bx1x1xM = of_segment_BxMxL.any(axis=-1)[:, None, None]
+    # The three softmax matrices F, B and A of the Nyström approximation.
     to_landmarks = _softmax(scores(q_BxHxLxK, landmark_k), is_landmark_Bx1x1xM)
     from_landmarks = _softmax(scores(landmark_q, k), real_BxL[:, None, None])
     mixed_BxHxMxE = matmul(from_landmarks.astype(dtype), v)
@@ -55,6 +57,7 @@ def nystrom_attention(
     # Of a short document A could be singular, and Z large.
     between = jax.nn.softmax(scores(landmark_q, landmark_k), axis=-1)
     between = jnp.where(is_short_Bx1x1x1, jnp.eye(landmarks, dtype=jnp.float32)[None, None], between)
+    # F Z B v from right to left; a short document keeps its values, which makes F exact.
     of_landmarks = _product(pseudo_inverse(between, steps), mixed_BxHxMxE)
     values_BxHxMxE = jnp.where(is_short_Bx1x1x1, v[:, :, :landmarks].astype(jnp.float32), of_landmarks)
     return matmul(to_landmarks.astype(dtype), values_BxHxMxE.astype(dtype)).astype(dtype)

@@ -52,6 +52,7 @@ def attend_at_offsets(
         scale: factor of q kᵀ.
     """
     offset_O = jnp.asarray(offsets, jnp.int32)
+    # A mask and a score per offset, in place of an L×L matrix.
     key_OxBxL = sight.index_BxL[None] - offset_O[:, None, None]
     visible_OxBxL = is_between(sight.first_BxL[None], key_OxBxL, sight.stop_BxL[None])
     scores_OxBxHxL = _products(q_BxHxLxK, k_BxHxLxK, offset_O) * scale
@@ -84,6 +85,7 @@ def attend_in_cache(
 
     if q_BxHxLxK.shape[2] == 1:
         return of_query((q_BxHxLxK, sight))
+    # Queries in blocks, since each query gathers its keys.
     queries = jnp.moveaxis(q_BxHxLxK, 2, 0)[..., None, :], Sight(*(x.T[..., None] for x in sight))
     out_LxBxHx1xE = jax.lax.map(of_query, queries, batch_size=_BLOCK)
     return jnp.moveaxis(out_LxBxHx1xE[..., 0, :], 0, 2)

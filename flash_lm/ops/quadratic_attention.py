@@ -50,6 +50,7 @@ def quadratic_attention(
     if blocked and q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
         settings = Settings(function, scale)
         return blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, divisor_BxL, settings, bias)[0]
+    # Plain form: all scores at once.
     scores_BxHxLxM, visible_Bx1xLxM = scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias)
     weights = ATTENTION_FUNCTIONS[function]
     weights_BxHxLxM = weights(scores_BxHxLxM, visible_Bx1xLxM, divisor_BxL[:, None, :, None])

@@ -80,6 +80,7 @@ def carried(
     Returns:
         B×H×G×…; and the tokens that may use it, (B or 1)×G×C.
     """
+    # The document that enters each block, and whether it goes on through the block.
     last_BxG = runs_BxGxC[..., -1]
     first_Bx1 = jnp.full_like(last_BxG[:, :1], 0 if initial is None else 1)
     before_BxG = jnp.concatenate([first_Bx1, last_BxG[:, :-1]], axis=1)
@@ -94,9 +95,11 @@ def carried(
         )
         return add(kept, block_sum), entering
 
+    # A scan over the blocks carries the sum while the document goes on.
     by_block = (jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), block_sums), goes_on_BxG.T)
     _, entering = jax.lax.scan(next_block, start, by_block)
     entering = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), entering)
+    # Each further block back delays the entering sums by one block.
     for _ in range(back - 1):
         entering = jax.tree.map(lambda x, s: jnp.concatenate([s[:, :, None], x[:, :, :-1]], axis=2), entering, start)
         before_BxG = jnp.concatenate([first_Bx1, before_BxG[:, :-1]], axis=1)

@@ -59,6 +59,7 @@ def decayed_sums(
     Returns:
         B×H×L×E, dtype of v.
     """
+    # Outputs are the pairs inside the chunk plus the state of the chunks before; bidirectional: also of those after.
     row, length = _Chunks.of(q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, log_decay_BxHxL, runs_BxL, chunk_size), v_BxHxLxE.shape[2]
     out = row.reading(row.from_before(None))
     if kernel is not None:
@@ -97,6 +98,7 @@ def prefill_decayed(
     real = real_BxL[:, None]
     # Padding leaves the state as it is. Beyond the last position it may be NaN, and zero times NaN is NaN.
     q, k, v = (jnp.where(real[..., None], x, 0) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
+    # Padding neither writes to the state nor decays it.
     log_decay = jnp.where(real, log_decay_BxHxL, 0)
     row = _Chunks.of(q, k, v, log_decay, jnp.ones_like(real_BxL, jnp.int32), chunk_size)
     before = row.from_before(state_BxHxKxE)
@@ -139,7 +141,7 @@ class _Chunks(NamedTuple):
         return self.sums.at(lambda x: x[..., -1:])
 
     def through(self) -> jax.Array:
-        """The same as one number, B×H×G."""
+        """Log decay through the full chunk, B×H×G."""
         return jnp.broadcast_to(self.end().total()[..., 0], self.v.shape[:3])
 
     def ending(self) -> jax.Array:
@@ -181,6 +183,7 @@ class _Chunks(NamedTuple):
 @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, static_argnums=5)
 def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
     """(q kᵀ ⊙ e^−|b_i − b_j|) v over pairs inside the chunk, float32; the derivative computes its weights again."""
+    # Decay mask: e^−|b_i − b_j| within a document, lower triangle, and upper triangle if bidirectional.
     visible = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]
     before = jnp.tri(v.shape[-2], dtype=bool)[None, None, None]
     query, key = sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :])

@@ -28,7 +28,7 @@ def taylor_width(width: int) -> int:
 
 
 def _pairs(width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which number is the first and which the second of each pair, K×K(K+1)/2; a square counts 1/√2."""
+    """Selections of both factors of each pair of channels, K×K(K+1)/2; a square counts 1/√2."""
     rows, columns = np.triu_indices(width)
     ones = np.eye(width, dtype=np.float32)
     return ones[:, rows] * np.where(rows == columns, np.sqrt(0.5), 1).astype(np.float32), ones[:, columns]

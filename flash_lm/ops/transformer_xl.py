@@ -94,6 +94,7 @@ def prefill_segments(
     Returns:
         B×H×L×E, and the ring after the new tokens.
     """
+    # Align the ring and the new tokens with segments; then it is the parallel form.
     grid = ChunkGrid(segment, len(BACK), by.k_BxHxLxK.shape[2], start_B, lengths_B)
     k, memory_k = (grid.put_after(ring.key_BxHxRxK, x) for x in (by.k_BxHxLxK, by.memory_k_BxHxLxK))
     current, memory = (grid.put_after(ring.value_BxHxRxE, x) for x in v)
@@ -107,6 +108,7 @@ def step_segments(
     by: SegmentInputs, v_BxHx1xE: jax.Array, ring: Ring, position_B: jax.Array, real_B: jax.Array, *, segment: int
 ) -> tuple[jax.Array, Ring]:
     """Recurrent form, one token per sequence, L = 1: B×H×1×E, and the ring; unreal sequences keep theirs."""
+    # Write the token to the ring; content scores against all slots.
     ring = with_token(ring, by.k_BxHxLxK, v_BxHx1xE, position_B, real_B)
     slot_position_BxR, now_Bx1 = positions_in(ring, position_B), position_B[:, None]
     first_Bx1 = jnp.maximum(now_Bx1 - now_Bx1 % segment - segment, 0)
@@ -118,6 +120,7 @@ def step_segments(
     by_distance_BxHxR = jnp.einsum("bhd,rd->bhr", turned_BxHxD, r_RxD, preferred_element_type=jnp.float32)
     of_slots_BxHxR = jnp.take_along_axis(by_distance_BxHxR, (now_Bx1 - slot_position_BxR)[:, None], axis=2)
     scores_BxHx1xR = (scores_BxHx1xR + of_slots_BxHxR[:, :, None]) / math.sqrt(q.shape[-1])
+    # Only the current segment and the one before are visible.
     visible_BxR = is_between(first_Bx1, slot_position_BxR, now_Bx1 + 1)
     out_BxHx1xE, _ = softmax_of_scores(scores_BxHx1xR, visible_BxR[:, None, None], ring.value_BxHxRxE)
     return out_BxHx1xE.astype(v_BxHx1xE.dtype), ring
@@ -132,6 +135,7 @@ def _position_scores(q_BxHxLxK: jax.Array, kernel_DxHxK: jax.Array, size: int, r
     dim = kernel_DxHxK.shape[0]
     keys = len(reach) * size
     back_W = (1 - min(reach)) * size - jnp.arange(keys + size, dtype=jnp.int32)
+    # Relative positions: W_r R for every distance, shared by all queries.
     r_WxHxK = sinusoid(back_W, dim).astype(q_BxHxLxK.dtype) @ kernel_DxHxK.reshape(dim, -1)
     r_HxWxK = jnp.moveaxis(r_WxHxK.reshape(-1, heads, width), 1, 0)
     r_NxWxK = jnp.broadcast_to(r_HxWxK[None], (batch, *r_HxWxK.shape)).reshape(-1, *r_HxWxK.shape[1:])

@@ -19,6 +19,7 @@ def unit_inverse(below_xCxC: jax.Array) -> jax.Array:
     count = below_xCxC.shape[-1]
     padded = 1 << max(count - 1, 0).bit_length()
     missing = padded - count
+    # Pad to a power of two with zeros, which adds an identity block to the matrix.
     below = jnp.pad(below_xCxC, [(0, 0)] * (below_xCxC.ndim - 2) + [(0, missing)] * 2).reshape(-1, padded, padded)
     inverse_NxGxSxS = jnp.ones((len(below), padded, 1, 1), jnp.float32)
     size = 1

@@ -89,11 +89,13 @@ def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     # What fills the last chunk counts as more of the last document: its keys are zeros and nothing decays.
     runs = run_chunks(runs_BxL, size)[:, None]
     q, k, log_decay, v_chunks = (head_chunks(x, size) for x in (*by, v))
+    # Running sums b of g per channel, starting again with each document.
     sums = _running(log_decay, runs)
     end = sums[..., -1:, :]
     last, entering = runs[..., -1:], entering_runs(runs[:, 0, :, -1])[:, None, :, None]
     of_last, of_entering = ((runs == run) & (runs > 0) for run in (last, entering))
 
+    # State that each chunk adds for its last document, and the decay of the entering state.
     written = matmul(_decayed(k, end - sums, of_last), v_chunks, transpose_a=True)
     kept = jnp.where(last == entering, jnp.exp(end[..., 0, :]), 0)
 
@@ -102,6 +104,7 @@ def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
         return kept_BxHxK[..., None] * state_BxHxKxE + written_BxHxKxE, state_BxHxKxE
 
     state, before = jax.lax.scan(next_chunk, state, (jnp.moveaxis(kept, 2, 0), jnp.moveaxis(written, 2, 0)))
+    # Outputs: the entering state, and the pairs inside the chunk.
     read = matmul(_decayed(q, sums, of_entering), jnp.moveaxis(before, 0, 2).astype(q.dtype))
     out = _inside(q, k, v_chunks, sums, runs) + read
     return head_rows(out.astype(v.dtype), length), state
@@ -126,6 +129,7 @@ def _decayed(x: jax.Array, log: jax.Array, where: jax.Array) -> jax.Array:
 @jax.checkpoint
 def _inside(q: jax.Array, k: jax.Array, v: jax.Array, sums: jax.Array, runs: jax.Array) -> jax.Array:
     """The pairs inside the chunk, float32."""
+    # The centre keeps both factors e^b and e^−b inside the range of float32.
     queries = (q.astype(jnp.float32) * (jnp.exp(sums) * _CENTRE)).astype(q.dtype)
     keys = (k.astype(jnp.float32) * (jnp.exp(-sums) / _CENTRE)).astype(k.dtype)
     same = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]

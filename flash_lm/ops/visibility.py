@@ -69,6 +69,7 @@ def sight_of(
             1)×L;
             None: none.
     """
+    # The span is the document, cut at the query if causal, extended to the prefix, cut to the window.
     index_BxL = jnp.arange(segments.runs_BxL.shape[1], dtype=jnp.int32)[None]
     first_BxL = index_BxL - segments.offsets_BxL
     end_BxL = first_BxL + segments.lengths_BxL

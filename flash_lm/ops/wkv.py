@@ -48,7 +48,7 @@ class Sums(NamedTuple):
         return Sums(*(jnp.where(condition, x, none) for x, none in zip(self, (0, 0, _NOTHING), strict=True)))
 
     def at(self, select: Callable[[jax.Array], jax.Array]) -> "Sums":
-        """The same arrays in another shape."""
+        """Applies a selection or a change of shape to all arrays."""
         return Sums(*(select(x) for x in self))
 
     def mean(self) -> jax.Array:
@@ -84,6 +84,7 @@ def wkv(
     runs_BxL = jnp.broadcast_to(runs_BxL, k.shape[:2])
     sums = Sums.of(k + bonus_D[None, None], v).plus(_before(k, v, rate_D, runs_BxL, chunk_size))
     if not causal:
+        # Bidirectional: the tokens after each one are those before it in the reversed sequence.
         k, v, runs = (jnp.flip(x, axis=1) for x in (k, v, runs_BxL))
         sums = sums.plus(_before(k, v, rate_D, runs, chunk_size).at(lambda x: jnp.flip(x, axis=1)))
     return jnp.where((runs_BxL > 0)[..., None], sums.mean(), 0).astype(v_BxLxD.dtype)
@@ -128,6 +129,7 @@ def _before(
     k: jax.Array, v: jax.Array, rate_D: jax.Array, runs_BxL: jax.Array, chunk_size: int, initial: Sums | None = None
 ) -> Sums:
     """The sums over the tokens before each one, B×L×D; `initial` enters the first run."""
+    # Inside the chunks: a scan over their tokens, all chunks at once.
     length, size = k.shape[1], min(chunk_size, k.shape[1])
     runs, k, v = run_chunks(runs_BxL, size), to_chunks(k, size), to_chunks(v, size)
     by_token = lambda x: jnp.moveaxis(x, 2, 0)  # one place of all chunks after another
@@ -141,6 +143,7 @@ def _before(
 
     goes_on_BxGxC = jnp.pad(runs[:, :, 1:] == runs[:, :, :-1], ((0, 0), (0, 0), (1, 0)))
     ends, inside = jax.lax.scan(jax.checkpoint(next_token), start, (by_token(k), by_token(v), by_token(goes_on_BxGxC)))
+    # Across chunks: a scan over the sums at the ends of chunks.
     entering_BxG, last_BxG = entering_runs(runs[:, :, -1]), runs[:, :, -1]
 
     def next_chunk(sums: Sums, chunk: tuple[Sums, jax.Array]) -> tuple[Sums, Sums]:
@@ -150,6 +153,7 @@ def _before(
     chunks = lambda x: jnp.moveaxis(x, 1, 0)
     initial = Sums.nothing(k[:, 0, 0].shape) if initial is None else initial
     _, entering = jax.lax.scan(next_chunk, initial, (ends.at(chunks), chunks(entering_BxG == last_BxG)))
+    # The entering sum decays on to each token of its document.
     passed_Cx1 = jnp.arange(size, dtype=jnp.float32)[:, None]
     seen = (runs == entering_BxG[..., None])[..., None]
     passed_log = -(passed_Cx1 * rate_D[None])[None, None]
