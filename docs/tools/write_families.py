@@ -21,7 +21,7 @@ _PAGE, _LAYERS = _ROOT / "README.md", _ROOT / "docs" / "layers.md"
 def table() -> str:
     """One row per family: name, description, decode state at the size of configs/flash_base.py, paper."""
     text = [
-        "| `model.family` | one layer | decode state of a row, MB after 1k → 64k tokens | paper |",
+        "| `model.family` | one layer | decode state per sequence, MB after 1k → 64k tokens | paper |",
         "|---|---|--:|---|",
     ]
     for name, row in FAMILIES.items():

@@ -1,4 +1,4 @@
-"""Heads that learn how far back they look ("Adaptive Attention Span in Transformers", section 2.2)."""
+"""Adaptive attention span: softmax attention with a learned span per head ("Adaptive Attention Span", section 2.2)."""
 
 import math
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ from flash_lm.ops.visibility import Sight
 
 @section("model.span")
 class SpanOptions:
-    """Options of attention whose spans are learned."""
+    """Options of the adaptive attention span."""
 
-    limit: int = key(1024, "largest number of tokens that a head sees, its own included", at_least(1))
-    ramp: int = key(32, "R, places beyond the span over which weights fall to zero", at_least(1))
+    limit: int = key(1024, "largest number of tokens that a head sees, itself included", at_least(1))
+    ramp: int = key(32, "R, tokens beyond the span over which weights fall to zero", at_least(1))
     penalty: float = key(2e-6, "λ: a layer adds λ times the mean span of its heads to the loss, nats", at_least(0))
-    init: float = key(0.0, "z of each head at the start, places", at_least(0))
+    init: float = key(0.0, "z of each head at the start, tokens", at_least(0))
 
 
 class SpanCore(PlainCore):
-    """softmax(q kᵀ / √K + log m_z) v with a learned span z a head.
+    """softmax(q kᵀ / √K + log m_z) v with a learned span z per head (adaptive attention span).
 
     The blocks of keys that are visited follow from the largest span of the layer, so shorter spans take less time,
     without compiling again. The decode state has room for the longest span that is possible.
@@ -56,11 +56,11 @@ class SpanCore(PlainCore):
         return {"span": True}
 
     def spans(self) -> jax.Array:
-        """The span z of each head, places, H float32."""
+        """The span z of each head in tokens, H float32."""
         return self.limit * self.share[...].astype(jnp.float32)
 
     def penalty(self) -> jax.Array:
-        """λ times the mean span."""
+        """The span loss of a layer: λ times the mean span."""
         return self.rate * self.spans().mean()
 
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
@@ -69,33 +69,36 @@ class SpanCore(PlainCore):
         return self._attend(q, k, v, context.sight(self._window())).out_BxHxLxE
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Ring:
-        """Without tokens; `capacity` is not used."""
+        """An empty ring of the last tokens; `capacity` is not used."""
         return empty_ring(batch, heads, self.limit, key_width, value_width, self.state_dtype)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
         """The new tokens attend to those in the ring and to each other."""
         assert context.lengths_B is not None
         q, k = pairs["span"]
+        # Parallel form over the ring followed by the new tokens, with the spans as a sliding window.
         start_B = context.positions_BxL[:, 0]
-        seen = after_ring(state, k, v, start_B)
+        cache = after_ring(state, k, v, start_B)
         sight = sight_after_ring(self.limit, start_B, context.real(), self._window())
-        out = self._attend(q, seen.key_BxHxRxK, seen.value_BxHxRxE, sight).out_BxHxLxE
-        return out.astype(v.dtype), last_of(seen, self.limit, start_B, context.lengths_B)
+        out = self._attend(q, cache.key_BxHxRxK, cache.value_BxHxRxE, sight).out_BxHxLxE
+        return out.astype(v.dtype), last_of(cache, self.limit, start_B, context.lengths_B)
 
     def step(self, pairs: Pairs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
-        """The new token is written to the ring in place, and attends to all of it."""
+        """Writes the new token to the ring in place, and attends to all of it."""
         q, k = pairs["span"]
         position_B = context.positions_BxL[:, 0]
         ring = with_token(state, k, v, position_B, context.real()[:, 0])
-        held_BxR = positions_in(ring, position_B)
-        bias_HxBxR = log_mask(self.spans(), held_BxR - position_B[:, None], self.ramp)
+        slot_position_BxR = positions_in(ring, position_B)
+        bias_HxBxR = log_mask(self.spans(), slot_position_BxR - position_B[:, None], self.ramp)
         scores = matmul(q.astype(ring.key_BxHxRxK.dtype), ring.key_BxHxRxK, transpose_b=True) / math.sqrt(q.shape[-1])
+        # The soft mask m_z is a bias of the scores; an empty slot has a negative position.
         scores += jnp.swapaxes(bias_HxBxR, 0, 1)[:, :, None]
-        out = softmax_of_scores(scores, (held_BxR >= 0)[:, None, None], ring.value_BxHxRxE).out_BxHxLxE
+        out = softmax_of_scores(scores, (slot_position_BxR >= 0)[:, None, None], ring.value_BxHxRxE).out_BxHxLxE
         return out.astype(v.dtype), ring
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Scores and weighted values of the pairs that the largest spans reach."""
+        # Pairs of a causal sequence whose tokens see at most the last `limit` tokens.
         back = min(self.limit, length)
         pairs = back * length - back * (back - 1) / 2
         return 2 * heads * (pairs if causal else 2 * pairs - length) / length * (key_width + value_width)
@@ -114,7 +117,7 @@ def _in_bounds(share_H: jax.Array) -> jax.Array:
 
 
 class AdaptiveSpanAttention(MultiHeadAttention):
-    """Multi-head attention, a span a head, and a price on spans that makes them no longer than they are worth."""
+    """Multi-head attention with a span per head, and an L1 penalty on the spans."""
 
     core: SpanCore
 
@@ -123,19 +126,19 @@ class AdaptiveSpanAttention(MultiHeadAttention):
         super().__init__(config, SpanCore(config, options), convolution, rngs=rngs)
 
     def penalty(self) -> jax.Array:
-        """λ times the mean span."""
+        """The span loss of a layer: λ times the mean span."""
         return self.core.penalty()
 
     def measures(self) -> dict[str, jax.Array]:
-        """The spans, places."""
+        """The spans in tokens."""
         return {"span": self.core.spans()}
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found, span = head_problems(config), config[SpanOptions]
+    problems, span = head_problems(config), config[SpanOptions]
     if span.init > span.limit:
-        found.append(f"model.span.init={span.init} must be at most model.span.limit={span.limit}")
-    return found
+        problems.append(f"model.span.init={span.init} must be at most model.span.limit={span.limit}")
+    return problems
 
 
 SPAN = SublayerSpec(AdaptiveSpanAttention, (SpanOptions, ConvolutionOptions), MULTI_HEAD_KEYS, problems=_problems)
@@ -143,7 +146,7 @@ ROWS = {
     "adaptive_span": Family(
         (SPAN, MLP_SPEC),
         {"rotary": True},
-        about="softmax attention whose heads learn how far back they look, and an MLP",
+        about="softmax attention with a learned attention span per head, and an MLP",
         paper="Sukhbaatar et al. 2019, arXiv:1905.07799",
     )
 }

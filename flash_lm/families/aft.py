@@ -1,4 +1,4 @@
-"""The attention-free unit and its four kinds of position bias ("An Attention Free Transformer", Zhai et al. 2021)."""
+"""Attention-free transformer (AFT) with its four forms of position bias w (Zhai et al. 2021)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ from flash_lm.ops.rectangles import Rectangles
 
 @section("model.aft")
 class AFTOptions:
-    """Options of attention-free units."""
+    """Options of AFT."""
 
     window: int = key(32, "tokens nearer than this have a position bias", at_least(0))
     bias_dim: int = key(64, "width of the factors of the position bias", at_least(1))
@@ -50,10 +50,10 @@ _POSITION_INIT = jax.nn.initializers.normal(0.01)  # for u and v (section 4)
 
 
 class AttentionFreeUnit(AttentionSublayer[jax.Array]):
-    """σ(Q) ⊙ (Σ exp(K + w) ⊙ V / Σ exp(K + w)), then W_o (eq. 2); the core does the sums."""
+    """AFT: σ(Q) ⊙ (Σ exp(K + w) ⊙ V / Σ exp(K + w)), then W_o (eq. 2); the core computes the sums."""
 
     def __init__(self, config: ModelConfig, core: "AFTCore", convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
-        """One head whose channels have their own keys, or H heads with one key each."""
+        """One head with a key per channel, or H heads with a key per head."""
         dim = config.model_dim
         self.core, self.rotary = core, False
         self.heads = self.key_heads = core.heads
@@ -83,21 +83,21 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
         return self.output(gate_BxLxE * join_heads(mixed_BxHxLxE))
 
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """And exp(w) of the pairs that see each other, B×(H or 1)×L×L, if there is a w."""
-        found, bias = super().weights(x_BxLxD, context), self.core.bias(*[context.positions_BxL] * 2)
+        """Attention weights; with a position bias also exp(w) of the visible pairs, B×(H or 1)×L×L."""
+        weights, bias = super().weights(x_BxLxD, context), self.core.bias(*[context.positions_BxL] * 2)
         if bias is not None:
-            whole = lambda x, axis: jnp.expand_dims(x, axis)
-            w = bias.tile(Rectangles(keys=whole, queries=whole))[:, :, 0]
+            all_tokens = lambda x, axis: jnp.expand_dims(x, axis)
+            w = bias.tile(Rectangles(keys=all_tokens, queries=all_tokens))[:, :, 0]
             visible_BxLxL = context.sight().visible(jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32))
-            found["exp(w)"] = jnp.where(visible_BxLxL[:, None], jnp.exp(w), 0)
-        return found
+            weights["exp(w)"] = jnp.where(visible_BxLxL[:, None], jnp.exp(w), 0)
+        return weights
 
 
 class AFTCore(PlainCore):
-    """AFT-simple, without a w. A subclass has one, and says how far it reaches.
+    """AFT-simple: no position bias w. A subclass has one, and says how far it reaches.
 
     Attributes:
-        heads: number of heads whose channels share keys; 1: each channel has its own.
+        heads: number of heads whose channels share keys; 1: a key per channel.
         key_width: width of a head's keys.
         window: tokens nearer than this have a w; None: all.
     """
@@ -111,11 +111,11 @@ class AFTCore(PlainCore):
 
     @property
     def state_grows(self) -> bool:
-        """Whether all keys must be kept, because all pairs have a w."""
+        """Whether decoding keeps a KV cache of all tokens, because all pairs have a w."""
         return self.window is None
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PairBias | None:
-        """The w for queries and keys at these positions."""
+        """The position bias w for queries and keys at these positions; None: zero."""
         return None
 
     def __call__(self, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
@@ -135,7 +135,7 @@ class AFTCore(PlainCore):
         return init_window(batch, heads, max(self.window - 1, 0), key_width, value_width)
 
     def prefill(self, k: jax.Array, v: jax.Array, context: Context, state: Any) -> tuple[jax.Array, Any]:
-        """Starts from any position of each row."""
+        """Continues each sequence from any position."""
         assert context.lengths_B is not None
         consume = prefill_full if self.window is None else prefill_window
         start_B = context.positions_BxL[:, 0]
@@ -156,7 +156,7 @@ class AFTCore(PlainCore):
 
 
 class FactorisedCore(AFTCore):
-    """AFT-full, and AFT-local inside a window: w = u_t · v_t′ with u, v ∈ R^(T×R) (section 3.1)."""
+    """AFT-full and AFT-local: factorised position bias w = u_t · v_t′ with u, v ∈ R^(T×R) (section 3.1)."""
 
     def __init__(self, config: ModelConfig, options: AFTOptions, window: int | None, *, rngs: nnx.Rngs):
         """Initialises u and v for max_length positions."""
@@ -167,10 +167,10 @@ class FactorisedCore(AFTCore):
         self.query_position, self.key_position = draw(), draw()
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> PositionBias | None:
-        """Rows of u and v; within a document, a distance of positions is a distance of places."""
+        """Looks up u and v; within a document, distances of positions are distances of tokens."""
         if self.window == 0:
             return None
-        # Out of range is padding, or a row whose logits are NaN anyway.
+        # Out of range is padding, or a sequence whose logits are NaN anyway.
         u, v = (
             replicate(table[...]).astype(jnp.float32).at[positions].get(mode="clip")
             for table, positions in ((self.query_position, queries_BxL), (self.key_position, keys_BxM))
@@ -179,10 +179,10 @@ class FactorisedCore(AFTCore):
 
 
 class ConvCore(AFTCore):
-    """AFT-conv: one key and one filter a head (section 3.2); w = γ (w − mean) / std + β, γ = β = 0 at the start."""
+    """AFT-conv: a key and a filter per head (section 3.2); w = γ (w − mean) / std + β, γ = β = 0 at the start."""
 
     def __init__(self, config: ModelConfig, options: AFTOptions, *, rngs: nnx.Rngs):
-        """Initialises one filter a head, with `window` taps if causal, otherwise 2·window − 1."""
+        """Initialises a filter per head, with `window` taps if causal, otherwise 2·window − 1."""
         super().__init__(config)
         self.heads, self.key_width, self.window = config.num_heads, 1, options.window
         dtype = jnp.dtype(config.param_dtype)
@@ -192,7 +192,7 @@ class ConvCore(AFTCore):
         self.offset = nnx.Param(jnp.zeros((self.heads, 1), dtype), **VECTORS)
 
     def bias(self, queries_BxL: jax.Array, keys_BxM: jax.Array) -> TapBias:
-        """The normalised filters."""
+        """The normalised filters, as a bias by distance."""
         taps, gain, offset = (p[...].astype(jnp.float32) for p in (self.taps, self.gain, self.offset))
         centred = taps - taps.mean(axis=1, keepdims=True)
         std = jnp.sqrt(jnp.square(centred).mean(axis=1, keepdims=True) + _STD_EPS)
@@ -216,10 +216,10 @@ def _conv(config: ModelConfig, aft: AFTOptions, convolution: ConvolutionOptions,
 
 
 def _filter_problems(config: ModelConfig) -> list[str]:
-    found = width_problems(config)
+    problems = width_problems(config)
     if not config[AFTOptions].window:
-        found.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
-    return found
+        problems.append("model.family=aft_conv needs a filter of one tap or more: raise --config.model.aft.window")
+    return problems
 
 
 AFT_FULL = SublayerSpec(_full, (AFTOptions, ConvolutionOptions), unread=frozenset({"aft.window"}))
@@ -236,17 +236,20 @@ _LEARNED: dict[str, Default] = {"absolute_positions": "learned"}
 _PAPER = "Zhai et al. 2021, arXiv:2105.14103"
 ROWS = {
     "aft_full": Family(
-        (AFT_FULL, MLP_SPEC), _LEARNED, about="attention-free: a learned bias per pair of positions", paper=_PAPER
+        (AFT_FULL, MLP_SPEC),
+        _LEARNED,
+        about="attention-free transformer (AFT) with a learned bias per pair of positions",
+        paper=_PAPER,
     ),
     "aft_local": Family(
-        (AFT_LOCAL, MLP_SPEC), _LEARNED, about="AFT-full with its bias only inside a window", paper=_PAPER
+        (AFT_LOCAL, MLP_SPEC), _LEARNED, about="AFT with position biases only inside a local window", paper=_PAPER
     ),
-    "aft_simple": Family((AFT_SIMPLE, MLP_SPEC), _LEARNED, about="AFT without a position bias", paper=_PAPER),
-    # One key a head instead of one a channel saves D² parameters, which the MLP gets: num_layers means the same size.
+    "aft_simple": Family((AFT_SIMPLE, MLP_SPEC), _LEARNED, about="AFT without position biases", paper=_PAPER),
+    # A key per head instead of per channel saves D² parameters, which the MLP gets: num_layers means the same size.
     "aft_conv": Family(
         (AFT_CONV, MLP_SPEC),
         _LEARNED | {"mlp_dim": times(9, 2)},
-        about="AFT with a bias by distance: one convolution per head",
+        about="AFT with relative position biases: one depthwise convolution per head",
         paper=_PAPER,
     ),
 }

@@ -1,4 +1,4 @@
-"""Based: linear attention whose features are those of a Taylor polynomial of the softmax (Arora et al. 2024)."""
+"""Based: linear attention with second-order Taylor features of the exponential (Arora et al. 2024)."""
 
 import jax
 from flax import nnx
@@ -17,7 +17,7 @@ from flash_lm.ops.taylor import taylor_features, taylor_width
 
 @section("model.based")
 class BasedOptions:
-    """Options of attention by a Taylor polynomial."""
+    """Options of attention with Taylor features."""
 
     feature_dim: int = key(
         16, "K, width of a head's queries and keys; it has 1 + K + K (K + 1) / 2 features", at_least(1)
@@ -25,7 +25,7 @@ class BasedOptions:
 
 
 class TaylorCore(LinearCore):
-    """Σ (1 + s + s²/2) v over the same sum without v, with s = q·k / √K (see `ops.taylor`)."""
+    """Linear attention with Taylor features: Σ (1 + s + s²/2) v / Σ (1 + s + s²/2), s = q·k / √K (see `ops.taylor`)."""
 
     def __init__(self, config: ModelConfig, linear: LinearOptions):
         """A core without parameters."""
@@ -37,7 +37,7 @@ class TaylorCore(LinearCore):
         return {"attention": True}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
-        """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` is not used."""
+        """The state S = Σ φ(k) [v, 1]ᵀ over no tokens; `capacity` is not used."""
         return super().init_state(batch, heads, taylor_width(key_width), value_width, capacity)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
@@ -52,10 +52,10 @@ def _attention(
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found, width = width_problems(config), config[BasedOptions].feature_dim
+    problems, width = width_problems(config), config[BasedOptions].feature_dim
     if config.rotary and width % 2:
-        found.append(f"model.rotary pairs dimensions: model.based.feature_dim={width} must be even")
-    return found
+        problems.append(f"model.rotary pairs dimensions: model.based.feature_dim={width} must be even")
+    return problems
 
 
 TAYLOR = SublayerSpec(
@@ -67,9 +67,10 @@ TAYLOR = SublayerSpec(
 ROWS = {
     "based": Family(
         (TAYLOR, GLU_SPEC),
-        # Narrow queries and keys of 16 a head leave 1.5 D² of attention's 4 D² to the GLU, where a head is 64 wide.
+        # Narrow queries and keys of 16 per head leave 1.5 D² of attention's 4 D² to the GLU, where a head is 64 wide.
         {"absolute_positions": "learned", "mlp_dim": times(19, 6)},
-        about="linear attention with the features of 1 + s + s²/2, narrow queries and keys, and a GLU",
+        about="linear attention with second-order Taylor features of the exponential, narrow queries and keys, and "
+        "a GLU",
         paper="Arora et al. 2024, arXiv:2402.18668",
     )
 }

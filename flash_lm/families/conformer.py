@@ -1,4 +1,4 @@
-"""The Conformer: attention and a convolution between two half feed-forwards (Gulati et al. 2020, section 2)."""
+"""Conformer: attention and a convolution module between two half-step feed-forwards (Gulati et al. 2020, section 2)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ class ConformerOptions:
 
 
 class HalfStep(Sublayer):
-    """½ silu(x W_up) W_down: a feed-forward with half of the usual residual (eq. 1)."""
+    """Half-step feed-forward (Macaron): ½ silu(x W_up) W_down (eq. 1)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width config.mlp_dim."""
@@ -45,7 +45,7 @@ class HalfStep(Sublayer):
 
 
 class ClosingHalfStep(HalfStep):
-    """norm(x + ½ feed-forward(norm(x))): the second half step, and the norm that closes the layer."""
+    """Second half-step feed-forward and the norm that closes the layer: norm(x + ½ feed-forward(norm(x)))."""
 
     owns_residual = True
 
@@ -62,7 +62,7 @@ class ClosingHalfStep(HalfStep):
 
 
 class ConvolutionModule(Sublayer):
-    """silu(norm(convolution(x W_v ⊙ σ(x W_g)))) W_o, with a filter for each channel (section 2.2).
+    """Convolution module: silu(norm(depthwise convolution(x W_v ⊙ σ(x W_g)))) W_o (section 2.2).
 
     The norm is over the channels of a token; the paper's is over the batch and time.
     """
@@ -87,7 +87,7 @@ class ConvolutionModule(Sublayer):
     def prefill(
         self, x_BxLxD: jax.Array, context: Context, state: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
-        """Any number of tokens a row, including none."""
+        """Any number of tokens per sequence, including none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
         convolved, state = self.convolutions.prefill(self._gated(x_BxLxD), context, state)
@@ -113,7 +113,7 @@ ROWS = {
     "conformer": Family(
         (HALF_STEP, SOFTMAX, CONVOLUTION_MODULE, CLOSING_HALF_STEP),
         {"rotary": True},
-        about="softmax attention and a convolution by channel, between two feed-forwards with half of the residual",
+        about="softmax attention and a depthwise convolution, between two half-step feed-forwards (Macaron)",
         paper="Gulati et al. 2020, arXiv:2005.08100",
         mixer=1,
     )

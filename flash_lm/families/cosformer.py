@@ -1,4 +1,4 @@
-"""cosFormer: linear attention whose features turn with the position (Qin et al. 2022)."""
+"""cosFormer: linear attention with ReLU features and cosine re-weighting (Qin et al. 2022)."""
 
 import jax
 from flax import nnx
@@ -19,20 +19,20 @@ from flash_lm.ops.cosformer import cosine_features
 
 @section("model.cosformer")
 class CosformerOptions:
-    """Options of cosFormer's weighting by distance."""
+    """Options of cosFormer's re-weighting by distance."""
 
     cos_length: int = key(
         None,
-        "M, tokens at which the weight cos(π distance / 2M) reaches zero, and the longest row; open: max_length",
+        "M, tokens at which the weight cos(π distance / 2M) reaches zero, and the longest sequence; open: max_length",
         at_least(1),
     )
 
 
 class CosformerCore(LinearCore):
-    """Σ relu(q)·relu(k) cos(π (i − j) / 2M) v over the same sum without v (see `ops.cosformer`).
+    """Cosine re-weighting: Σ relu(q)·relu(k) cos(π (i − j) / 2M) v, normalised by its weights (see `ops.cosformer`).
 
-    M is the same in training and in decoding, whatever the row. Rows beyond it are refused: there weights are negative,
-    and the denominator may be zero.
+    M is the same in training and in decoding, for any length. Longer sequences are refused: their weights would be
+    negative, and the denominator could be zero.
     """
 
     longest_key = "model.cosformer.cos_length"
@@ -48,7 +48,7 @@ class CosformerCore(LinearCore):
         return q, k
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
-        """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` is not used."""
+        """The state S = Σ φ(k) [v, 1]ᵀ over no tokens; `capacity` is not used."""
         return super().init_state(batch, heads, 2 * key_width, value_width, capacity)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
@@ -78,7 +78,7 @@ ROWS = {
     "cosformer": Family(
         (COSINE, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="linear attention with the features relu, weighted by the cosine of the distance, and an MLP",
+        about="linear attention with ReLU features and cosine re-weighting, and an MLP",
         paper="Qin et al. 2022, arXiv:2202.08791",
     )
 }

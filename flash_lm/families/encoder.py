@@ -1,4 +1,4 @@
-"""What a model with an encoder has besides: layers over the source, and cross attention that reads their features."""
+"""Encoder-decoder models: the encoder's config, and cross attention from the decoder to its features."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from flash_lm.layers.cross_core import PairsCore, SumsCore
 
 @section("model.encoder")
 class EncoderOptions:
-    """Options of a model with an encoder; it has the keys of the model, but for these."""
+    """Options of the encoder; all other keys are those of the model."""
 
     family: str = key(
         None,
@@ -49,8 +49,8 @@ def _gau(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSu
 def _cross_problems(config: ModelConfig) -> list[str]:
     cross = config[CrossOptions]
     name, width = ("expanded_dim", cross.expanded_dim) if cross.kind == "gau" else ("model_dim", config.model_dim)
-    whole = f"model.cross.{name}" if cross.kind == "gau" else f"model.{name}"
-    return [f"{whole}={width} must be a multiple of model.cross.heads={cross.heads}"] if width % cross.heads else []
+    width_key = f"model.cross.{name}" if cross.kind == "gau" else f"model.{name}"
+    return [f"{width_key}={width} must be a multiple of model.cross.heads={cross.heads}"] if width % cross.heads else []
 
 
 _OF_HEADS: dict[str, Any] = {
@@ -60,7 +60,7 @@ _OF_HEADS: dict[str, Any] = {
     "defaults": {"cross.heads": lambda config: config.num_heads},
     "problems": _cross_problems,
 }
-# model.cross.kind -> the sublayer of cross attention, which stands in each layer after the one that mixes the tokens
+# model.cross.kind -> the sublayer of cross attention, inserted in each layer after the sublayer that mixes the tokens
 CROSS = {
     "softmax": SublayerSpec(_softmax, **_OF_HEADS),
     "linear": SublayerSpec(_linear, **_OF_HEADS),
@@ -74,17 +74,17 @@ CROSS = {
 
 
 def encoder_of(config: ModelConfig) -> ModelConfig:
-    """The config of the encoder of a complete config; its layers are completed by `of_layers`."""
-    own = config[EncoderOptions]
-    layers = own.num_layers or config.num_layers
+    """The config of the encoder of a complete config; `of_layers` completes its layers."""
+    options = config[EncoderOptions]
+    layers = options.num_layers or config.num_layers
     changed = dataclasses.replace(
         config,
-        family=own.family,
+        family=options.family,
         pattern=(),
         num_layers=layers,
         causal=False,
-        norm=own.norm,
-        absolute_positions=own.absolute_positions,
+        norm=options.norm,
+        absolute_positions=options.absolute_positions,
     )
     return changed.put("encoder.family", None)
 
@@ -94,10 +94,11 @@ def specs_of(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
     row = FAMILIES[layer.family]
     if layer.encoder is None:
         return row.sublayers
+    # Cross attention follows the sublayer that mixes the tokens.
     cut = row.mixer + 1
     return *row.sublayers[:cut], CROSS[layer[CrossOptions].kind], *row.sublayers[cut:]
 
 
 def is_cross(spec: SublayerSpec) -> bool:
-    """Whether a sublayer reads an encoder."""
+    """Whether a sublayer is cross attention."""
     return any(spec is one for one in CROSS.values())

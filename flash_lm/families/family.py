@@ -1,4 +1,4 @@
-"""The type of a row of the table of families, and how it completes a config; each family's module has its rows."""
+"""A family: its sublayers, its defaults, and how they complete a config; each family's module has its rows."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
@@ -14,14 +14,14 @@ from flash_lm.ops.logistics import VALUES
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A row of the table of families.
+    """A model family: the sublayers of a layer, and defaults of open keys.
 
     Attributes:
         sublayers: those of a layer, in order.
         defaults: defaults of open keys, if they differ from those of the sublayers.
         about: one line on what a layer is, for tables of families.
         paper: authors, year and arXiv:NUMBER.
-        mixer: which of the sublayers, from 0, mixes the tokens in a model of the user's own (`build_mixer`).
+        mixer: which of the sublayers, from 0, mixes the tokens in a user's model (`build_mixer`).
     """
 
     sublayers: tuple[SublayerSpec, ...]
@@ -32,7 +32,7 @@ class Family:
 
     @property
     def serves(self) -> frozenset[str]:
-        """What all of its sublayers support."""
+        """Forms that all of its sublayers support."""
         return EVERYTHING.intersection(*(spec.serves for spec in self.sublayers))
 
     def reads(self) -> set[str]:
@@ -41,12 +41,12 @@ class Family:
 
 
 def register_family(name: str, row: Family) -> None:
-    """Adds a row to the table of families, for `model.family`."""
+    """Registers a family, for `model.family`."""
     FAMILIES.register(name, row)
 
 
 def served(families: Iterable[str]) -> frozenset[str]:
-    """What all of these families support, see `SublayerSpec`; a model with a pattern has several."""
+    """Forms that all of these families support, see `SublayerSpec`; a model with a pattern has several."""
     return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
 
 
@@ -83,8 +83,8 @@ def complete(config: ModelConfig) -> ModelConfig:
         config: a validated config that may have open keys.
 
     Returns:
-        The config without open keys that its family reads. With a pattern or an encoder: without open keys that the
-        whole model reads; the others may differ by layer, see `of_layers`.
+        The config without open keys that its family reads. With a pattern or an encoder: without open keys that all
+        layers read; the others may differ by layer, see `of_layers`.
 
     Raises:
         InputError: unknown family, no vocabulary size, or widths that do not go together.
@@ -94,8 +94,10 @@ def complete(config: ModelConfig) -> ModelConfig:
         raise InputError("model.vocab_size is open: set it, or train with a tokenizer, which defines it")
     if config.encoder is not None:
         config = _with_encoder(config)
+    # Keys that all layers share come first: the defaults of a layer may depend on them.
     of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
     config = _closed(config, of_model)
+    # Then each layer by the defaults of its family; with an encoder also the layers of the encoder.
     layers = of_layers(config)
     if config.encoder is not None:
         layers += of_layers(encoder_of(config))
@@ -105,31 +107,32 @@ def complete(config: ModelConfig) -> ModelConfig:
         for spec in dict.fromkeys(specs_of(layer))
         for problem in spec.problems(layer)
     ]
+    # All problems are reported at once, each of them once.
     if problems := [*dict.fromkeys(problems), *_problems(config)]:
         raise InputError.of(problems)
     return config if config.pattern or config.encoder else layers[0]
 
 
 def _with_encoder(config: ModelConfig) -> ModelConfig:
-    """The config with the encoder's own keys closed, before those of the model take the values of its own family."""
+    """The config with the encoder's keys closed, before those of the model take the defaults of the model's family."""
     alone = dataclasses.replace(config, family=config.encoder, pattern=(), causal=False)
     defaults = FAMILIES[alone.family].defaults
     for name in ("norm", "absolute_positions"):
-        here = alone.get(name) or _closed(alone, {name: defaults.get(name, _OF_THE_MODEL[name])}).get(name)
-        config = _closed(config, {f"encoder.{name}": here})
+        value = alone.get(name) or _closed(alone, {name: defaults.get(name, _OF_THE_MODEL[name])}).get(name)
+        config = _closed(config, {f"encoder.{name}": value})
     return config
 
 
 def of_layers(config: ModelConfig) -> list[ModelConfig]:
-    """The config of each layer of a pattern; its open keys are filled in by the layer's own family."""
+    """The config of each layer of a pattern; its open keys are filled in by the layer's family."""
     return [_of_layer(config, name) for name in config.families]
 
 
 def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
     row = FAMILIES[name]
-    own = dataclasses.replace(config, family=name, pattern=())
-    of_sublayers = {key: default for spec in specs_of(own) for key, default in spec.defaults.items()}
-    return _closed(own, {**_OF_A_LAYER, **of_sublayers, **row.defaults})
+    layer_config = dataclasses.replace(config, family=name, pattern=())
+    of_sublayers = {key: default for spec in specs_of(layer_config) for key, default in spec.defaults.items()}
+    return _closed(layer_config, {**_OF_A_LAYER, **of_sublayers, **row.defaults})
 
 
 def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig:
@@ -144,7 +147,7 @@ def unread(families: Collection[str], cross: str | None = None) -> set[str]:
 
     Args:
         families: of the layers, and of an encoder.
-        cross: the kind of cross attention; None: there is none.
+        cross: the kind of cross attention; None: no cross attention.
     """
     kinds = () if cross is None else (cross,)
     if not (FAMILIES.keys() >= set(families) and CROSS.keys() >= set(kinds)):
@@ -165,23 +168,24 @@ def complete_config(config: Config) -> Config:
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    """Sentences on what no family supports."""
+    """Sentences on combinations that no family supports."""
     needed = _form(config.causal)
     if config.encoder is not None:
         if "bidirectional" not in FAMILIES[config.encoder].serves:
             return [f"model.encoder.family={config.encoder} has no bidirectional form: use another family"]
         if not config.causal:
             return ["a model with an encoder is causal: leave model.causal open, with --config.task=seq2seq"]
+    # The advice names the key that selects a supported form.
     task = "causal_lm" if needed == "bidirectional" else "masked_lm"
     either = HEADS[config.head].pool is not None  # labels are predicted by causal models, too
     advice = "--config.model.causal=true" if either else f"--config.task={task}"
-    found = [
+    problems = [
         f"model.family={name} has no {needed} form: use {advice}, or another family"
         for name in dict.fromkeys(config.families)
         if needed not in FAMILIES[name].serves
     ]
     if "sinusoid" in config.absolute_positions and config.model_dim % 2:
-        found.append(f"sinusoids need an even width: model.model_dim={config.model_dim} must be even")
+        problems.append(f"sinusoids need an even width: model.model_dim={config.model_dim} must be even")
     if HEADS[config.head].of_values and config.vocab_size < VALUES:
-        found.append(f"model.head={config.head} needs {VALUES} words, but model.vocab_size={config.vocab_size}")
-    return found
+        problems.append(f"model.head={config.head} needs {VALUES} words, but model.vocab_size={config.vocab_size}")
+    return problems

@@ -1,4 +1,4 @@
-"""The feed-forwards that layers of many families end with."""
+"""Specs of the feed-forwards, MLP and GLU, that close the layers of many families."""
 
 from flash_lm.families.sublayer_spec import EVERYTHING, SublayerSpec, times
 from flash_lm.layers.feed_forward import GLU, MLP

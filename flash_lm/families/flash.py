@@ -1,4 +1,4 @@
-"""FLASH: the gated attention unit, and mixed chunk attention in it and in heads (Hua et al. 2022)."""
+"""FLASH: gated attention units (GAU), quadratic or with mixed chunk attention, and MC-TFM (Hua et al. 2022)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,7 +44,7 @@ from flash_lm.layers.sublayer import Sublayer
 
 @section("model.gau")
 class GAUOptions:
-    """Options of a gated attention unit."""
+    """Options of a gated attention unit (GAU)."""
 
     expanded_dim: int = key(None, "E; open: 2 D", at_least(1))
     shared_dim: int = key(64, "S, width of the queries and keys", at_least(1))
@@ -61,11 +61,11 @@ class GAUOptions:
 
 
 class GatedAttentionUnit(AttentionSublayer[Pairs]):
-    """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v), Z = silu(x W_z) (FLASH, section 2, eq. 3–5).
+    """Gated attention unit (GAU): (U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v) (eq. 3–5).
 
-    The paper's unit has one head. With several heads, V is split among them, and each has its own scale-offsets of the
-    same Z. With `query_key=dense` each query and key is the scale-offset of its own Z, silu(x W_i). Convolutions stand
-    before the silu of V and of Z, as in Mamba-2.
+    Queries and keys are scale-offsets of Z = silu(x W_z). The paper's unit has one head. With several heads, V is split
+    among them, and there are scale-offsets per head. With `query_key=dense` there is a Z_i = silu(x W_i) per query and
+    key. Convolutions come before the silu of V and of Z, as in Mamba-2.
     """
 
     def __init__(self, config: ModelConfig, options: GAUOptions, core: CoreOfPairs, *, rngs: nnx.Rngs):
@@ -82,6 +82,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         self.value = Dense(dim, expanded, config, rngs=rngs)
         self.shared = Dense(dim, z_width, config, rngs=rngs)
         self.output = Output(expanded, dim, config, rngs=rngs)
+        # One scale and offset per variant: γ and β have no head dimension with a single head.
         width = (shared,) if self.heads == 1 else (self.heads, shared)
         scales = first_scales(core.scaled, width, config, of_one_source=not dense, rngs=rngs)
         self.dense, self.variants = dense, ScaleOffsets(scales)
@@ -92,8 +93,9 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         return {"gate": self.gate(x_BxLxD), "value": self.value(x_BxLxD), "shared": self.shared(x_BxLxD)}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
-        """Queries and keys are scale-offsets of the same Z, or each of its own."""
+        """Queries and keys are scale-offsets of the same Z, or of a Z each."""
         gate, v, z = (maps[name] for name in ("gate", "value", "shared"))
+        # A Z per query and key with query_key=dense, else one Z for all.
         zs = jnp.split(split_heads(silu(z), self.heads), self.copies, axis=-1) if self.dense else silu(z)[:, None]
         variants = self.variants(zs)
         pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])
@@ -104,50 +106,51 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         return self.output(gated(gate_BxLxE, join_heads(mixed_BxHxLxE)))
 
 
-def _over_pairs(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
+def _quadratic_unit(config: ModelConfig, gau: GAUOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> Sublayer:
     bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
     core = QuadraticCore(config, quadratic, gau.attention_function, bias)
     return GatedAttentionUnit(config, gau, core, rngs=rngs)
 
 
-def _over_chunks(config: ModelConfig, gau: GAUOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
+def _mixed_chunk_unit(config: ModelConfig, gau: GAUOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs) -> Sublayer:
     bias = relative_bias(gau.relative_bias, gau.shared_dim, config, rngs=rngs)
     core = MixedChunkCore(config, chunks, gau.attention_function, bias)
     return GatedAttentionUnit(config, gau, core, rngs=rngs)
 
 
-def _heads_over_chunks(
+def _mixed_chunk_heads(
     config: ModelConfig, chunks: ChunkOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
 ) -> Sublayer:
     core = MixedChunkCore(config, chunks)
     return MultiHeadAttention(config, core, convolution, rngs=rngs, scale_offsets=True)
 
 
-# Units whose small scores leave little: softmax divides by its own sum, and where no weight is divided, the Laplace
-# function's 0.006 of a zero adds up over the keys. Scores of dense queries and keys are small if N divides them.
-_LEAVES_LITTLE: Mapping[str, Callable[[GAUOptions], bool]] = {
+# Attention functions whose output is near 0 while the scores are near 0, as at initialisation, by `model.divides`.
+# Softmax is none: its weights sum to 1. Laplace is none where N divides the scores: f(0) = 0.006 per key adds up.
+# Scores of dense queries and keys are small only if N divides them.
+_ZERO_AT_INIT: Mapping[str, Callable[[GAUOptions], bool]] = {
     "weights": lambda gau: gau.attention_function != "softmax" and gau.query_key != "dense",
     "scores": lambda gau: gau.attention_function == "relu2",
 }
 
 
 def _residual_init(config: ModelConfig) -> str:
-    """By what a new unit adds: next to nothing if its maps are small, or its scores are and leave little.
+    """`as_init` for units that add almost nothing at initialisation: small maps, or scores near 0 (`_ZERO_AT_INIT`).
 
-    Cross attention beside it adds much, whatever the unit does.
+    With an encoder always `depth`: cross attention adds much from the start.
     """
-    low = config.scale_init == "normal" and _LEAVES_LITTLE[str(config.divides)](config[GAUOptions])
+    low = config.scale_init == "normal" and _ZERO_AT_INIT[str(config.divides)](config[GAUOptions])
     small = config.encoder is None and (config.init == "normal" or low)
     return "as_init" if small else "depth"
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found, gau = [], config[GAUOptions]
+    problems, gau = [], config[GAUOptions]
     if gau.expanded_dim % gau.heads:
-        found.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
+        problems.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
     if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:
-        found.append(f"rotary positions pair dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
-    return found + divisor_problems(config, gau.attention_function)
+        problems.append(f"rotary positions pair dimensions: model.gau.shared_dim={gau.shared_dim} must be even")
+    return problems + divisor_problems(config, gau.attention_function)
 
 
 _GAU: dict[str, Any] = {
@@ -155,10 +158,10 @@ _GAU: dict[str, Any] = {
     "defaults": {"gau.expanded_dim": times(2), "residual_init": _residual_init},
     "problems": _problems,
 }
-GAU_QUADRATIC = SublayerSpec(_over_pairs, (GAUOptions, QuadraticOptions), serves=EVERYTHING, **_GAU)
-GAU_MIXED_CHUNK = SublayerSpec(_over_chunks, (GAUOptions, ChunkOptions), **_GAU)
+GAU_QUADRATIC = SublayerSpec(_quadratic_unit, (GAUOptions, QuadraticOptions), serves=EVERYTHING, **_GAU)
+GAU_MIXED_CHUNK = SublayerSpec(_mixed_chunk_unit, (GAUOptions, ChunkOptions), **_GAU)
 SOFTMAX_MIXED_CHUNK = SublayerSpec(
-    _heads_over_chunks,
+    _mixed_chunk_heads,
     (ChunkOptions, ConvolutionOptions),
     MULTI_HEAD_KEYS | {"normalizer", "divides"},
     problems=head_problems,
@@ -175,19 +178,19 @@ ROWS = {
     "flash_quad": Family(
         (GAU_QUADRATIC, GAU_QUADRATIC),
         _UNITS | _BY_LENGTH | {"divides": "weights"},  # by the rule of studies/claims/configs/divisor.py
-        about="two gated attention units over all pairs of tokens",
+        about="two gated attention units (GAU), quadratic attention",
         paper=_PAPER,
     ),
     "flash": Family(
         (GAU_MIXED_CHUNK, GAU_MIXED_CHUNK),
         _UNITS | {"gau.relative_bias": "toeplitz"},
-        about="two gated attention units: quadratic inside a chunk, linear over chunks",
+        about="two gated attention units (GAU), mixed chunk attention: quadratic within a chunk, linear across chunks",
         paper=_PAPER,
     ),
     "mc_tfm": Family(
         (SOFTMAX_MIXED_CHUNK, GLU_SPEC),
         {"rotary": True},
-        about="Transformer++ with mixed chunk attention: softmax inside a chunk, linear over chunks",
+        about="Transformer++ with mixed chunk attention: softmax within a chunk, linear across chunks",
         paper=_PAPER,
     ),
 }

@@ -1,4 +1,4 @@
-"""Flowformer: linear attention between conserved flows, decoded from sums (Wu et al. 2022)."""
+"""Flowformer: linear attention with flow conservation, competition and allocation (Wu et al. 2022)."""
 
 import jax
 from flax import nnx
@@ -25,7 +25,7 @@ class FlowOptions:
 
 
 class FlowCore(PlainCore):
-    """σ(Î) ⊙ φ(q)/I · Σ φ(k) (softmax(Ô) n v), φ = σ (see `ops.flow_attention`)."""
+    """Flow attention: σ(Î) ⊙ φ(q)/I · Σ φ(k) (softmax(Ô) n v), φ = σ (see `ops.flow_attention`)."""
 
     def __init__(self, config: ModelConfig, options: FlowOptions, linear: LinearOptions):
         """A core without parameters."""
@@ -51,7 +51,7 @@ class FlowCore(PlainCore):
         return {"attention": False}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> FlowState:
-        """The sums over no tokens; `capacity` is not used."""
+        """The state over no tokens; `capacity` is not used."""
         return no_flows(batch, heads, key_width, value_width)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: FlowState) -> tuple[jax.Array, FlowState]:
@@ -87,7 +87,7 @@ ROWS = {
     "flowformer": Family(
         (FLOW, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="linear attention between conserved flows of sources and sinks, and an MLP",
+        about="linear attention with flow conservation (competition and allocation), and an MLP",
         paper="Wu et al. 2022, arXiv:2202.06258",
     )
 }

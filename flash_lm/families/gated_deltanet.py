@@ -1,4 +1,4 @@
-"""Gated DeltaNet ("Gated Delta Networks", Yang et al. 2024), and DeltaNet, which is the same without the decay."""
+"""Gated DeltaNet: the gated delta rule ("Gated Delta Networks", Yang et al. 2024); without decay DeltaNet."""
 
 import math
 from collections.abc import Mapping
@@ -24,22 +24,27 @@ from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
 
-_EPSILON = 1e-6  # of the keys' and queries' length, inside the root
+_EPSILON = 1e-6  # of the length of keys and queries, inside the root
 
 
 @section("model.delta")
 class DeltaOptions:
-    """Options of attention by the delta rule."""
+    """Options of the gated delta rule."""
 
     chunk_size: int = key(64, "tokens processed at a time", at_least(1))
     key_dim: int = key(None, "width of the queries and keys of all heads; open: 3 D / 4", at_least(1))
     value_dim: int = key(None, "width of the values and of the gate; open: 3 D / 2", at_least(1))
-    decay: bool = key(True, "whether the sums forget as the tokens say; False: DeltaNet")
-    negative_eigenvalues: bool = key(False, "whether β reaches 2, so that a token may turn what its key reads around")
+    decay: bool = key(True, "data-dependent decay of the state; False: DeltaNet")
+    negative_eigenvalues: bool = key(
+        False, "whether β reaches 2, so that the state transition may have negative eigenvalues"
+    )
 
 
 class DeltaCore(PlainCore):
-    """The gated delta rule (see `ops.delta_rule`); bidirectional: every second head reads the row from its end."""
+    """Gated delta rule: S̃ = e^{g_t} S_{t−1}, S_t = S̃ + k_tᵀ β_t (v_t − k_t S̃), o_t = q_t S_t (see `ops.delta_rule`).
+
+    Bidirectional: every second head reads the sequence from its end.
+    """
 
     def __init__(self, chunk_size: int):
         """A core without parameters."""
@@ -51,20 +56,21 @@ class DeltaCore(PlainCore):
         return from_either_end(mix, by, v, context)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
-        """S of no tokens, B×H×K×E float32; `capacity` is not used."""
+        """The state S before the first token, zeros, B×H×K×E float32; `capacity` is not used."""
         return jnp.zeros((batch, heads, key_width, value_width), jnp.float32)
 
     def prefill(self, by: DeltaInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """In chunks, starting from any position: the sum needs no chunk grid."""
+        """Chunkwise form from any position: the state needs no chunk grid."""
         return prefill_delta(by, v, state, context.real(), chunk_size=self.chunk_size)
 
     def step(self, by: DeltaInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Two products with the sum."""
+        """Recurrent form: two products with the state."""
         out, after = step_delta(by, v, state)
         return out, jnp.where(context.real()[:, :, None, None], after, state)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Pairs inside the chunk, with those of the triangular system, and three products with the sum."""
+        """Pairs inside the chunk, with those of the triangular system, and three products with the state."""
+        # Chunkwise form: pairs inside a chunk, the triangular system (UT transform), and products with the state.
         pairs, products = chunk_work(length, self.chunk_size)
         reading = max(length - self.chunk_size, 0)  # tokens after the first chunk read the sum twice
         of_system = (pairs - length) * (2 * key_width + value_width)
@@ -73,10 +79,10 @@ class DeltaCore(PlainCore):
 
 
 class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
-    """(norm(o) ⊙ silu(x W_g)) W_o, where a head's sum replaces what a token's key reads by its value.
+    """Gated delta rule per head, output norm and gate: (norm(o) ⊙ silu(x W_g)) W_o.
 
     Queries, keys and values are maps of x with short convolutions and silu; queries and keys of a head have length 1.
-    β = σ(x W_b), and the sum decays by e^(−a softplus(x W_a + b)) a token, with numbers a and b a head.
+    β = σ(x W_b), and the state decays by e^(−a softplus(x W_a + b)) per token, with a and b per head.
     """
 
     def __init__(self, config: ModelConfig, options: DeltaOptions, *, rngs: nnx.Rngs):
@@ -93,16 +99,18 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         self.gate = Dense(dim, values, config, rngs=rngs)
         self.beta = Dense(dim, self.heads, config, rngs=rngs)
         self.output = Output(values, dim, config, rngs=rngs)
+        # Short convolutions on queries, keys and values, as published.
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": values}, config)
         vector = lambda x: nnx.Param(x.astype(jnp.dtype(config.param_dtype)), **VECTORS)
         self.gain = vector(jnp.ones(self.value_width))
+        # The decay is parametrised as in Mamba-2: a rate per head times a step size per token.
         self.step_size = Dense(dim, self.heads, config, rngs=rngs) if options.decay else None
         if options.decay:
             self.log_rate = vector(first_rates(self.heads, rngs))
             self.step_bias = vector(first_steps(self.heads, rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """Queries, keys, values, gate, β and decay, before all that is not linear."""
+        """Linear maps for queries, keys, values, gate, β and decay."""
         names = ("query", "key", "value", "gate", "beta") + (("step_size",) if self.step_size else ())
         return {name: getattr(self, name)(x_BxLxD) for name in names}
 
@@ -127,7 +135,7 @@ def _by_head(x_BxLxH: jax.Array) -> jax.Array:
 
 
 def _unit(x_BxHxLxK: jax.Array, length: float = 1.0) -> jax.Array:
-    """Vectors of this length; dtype of x."""
+    """Normalised vectors x · length / ‖x‖; dtype of x."""
     x = x_BxHxLxK.astype(jnp.float32)
     return (length * x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + _EPSILON)).astype(x_BxHxLxK.dtype)
 
@@ -149,7 +157,7 @@ ROWS = {
     "gated_deltanet": Family(
         (DELTA, GLU_SPEC),
         {"mlp_dim": times(2)},  # 6 D² and a GLU of 6 D², instead of 4 D² and 8 D²
-        about="a sum in which each token replaces what its key reads, and which forgets as the tokens say, and a GLU",
+        about="gated delta rule (data-dependent decay, error-correcting writes), and a GLU",
         paper="Yang et al. 2024, arXiv:2412.06464",
     )
 }

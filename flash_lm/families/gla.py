@@ -1,4 +1,4 @@
-"""Gated linear attention ("Gated Linear Attention Transformers …", Yang et al. 2023, sections 3 and 4)."""
+"""Gated linear attention (GLA): data-dependent decay per channel (Yang et al. 2023, sections 3 and 4)."""
 
 import math
 from collections.abc import Mapping
@@ -37,12 +37,15 @@ class GLAOptions:
 
     key_dim: int = key(None, "width of the queries and keys of all heads; open: D / 2", at_least(1))
     gate_rank: int = key(16, "rank of the map to the decays", at_least(1))
-    gate_normalizer: float = key(16.0, "a channel decays by σ(·)^(1 / this) a token", above(0))
+    gate_normalizer: float = key(16.0, "a channel decays by σ(·)^(1 / this) per token", above(0))
     gate_floor: float = key(-5.0, "lowest logarithm of a decay; a chunk has at most 80 / |this| tokens", below(0))
 
 
 class GatedCore(PlainCore):
-    """Sums that decay by channel (see `ops.vector_decay`); bidirectional: every second head reads from the end."""
+    """Linear attention with vector decay: S_t = diag(α_t) S_{t−1} + k_tᵀ v_t, o_t = q_t S_t (see `ops.vector_decay`).
+
+    Bidirectional: every second head reads the sequence from its end.
+    """
 
     def __init__(self, chunk_size: int):
         """A core without parameters."""
@@ -54,25 +57,25 @@ class GatedCore(PlainCore):
         return from_either_end(mix, by, v, context)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
-        """S of no tokens, B×H×K×E float32; `capacity` is not used."""
+        """The state S before the first token, zeros, B×H×K×E float32; `capacity` is not used."""
         return jnp.zeros((batch, heads, key_width, value_width), jnp.float32)
 
     def prefill(self, by: GatedInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """In chunks, starting from any position: the sum needs no chunk grid."""
+        """Chunkwise form from any position: the state needs no chunk grid."""
         return prefill_gated(by, v, state, context.real(), chunk_size=self.chunk_size)
 
     def step(self, by: GatedInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """One product with the sum."""
+        """Recurrent form: one product with the state."""
         out, after = step_gated(by, v, state)
         return out, jnp.where(context.real()[:, :, None, None], after, state)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Pairs inside the chunk, and two products with the sum."""
+        """Pairs inside the chunk, and two products with the state."""
         return sums_flops(length, True, self.chunk_size, heads, key_width, value_width)
 
 
 class GatedLinearAttention(AttentionSublayer[GatedInputs]):
-    """(norm(o) ⊙ silu(x W_g)) W_o, where a head's sum o = q S, S ← diag(α) S + kᵀ v forgets by channel (eq. 3, 4).
+    """GLA: (norm(o) ⊙ silu(x W_g)) W_o with o_t = q_t S_t, S_t = diag(α_t) S_{t−1} + k_tᵀ v_t per head (eq. 3, 4).
 
     α = σ(x W_1 W_2 + b)^(1/τ), and at least e^floor, so that chunks can be computed as products.
     """
@@ -105,7 +108,7 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
         self.gain = nnx.Param(jnp.ones(self.value_width, jnp.dtype(config.param_dtype)), **VECTORS)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """Queries, keys, values, gate and decay, before all that is not linear."""
+        """Linear maps for queries, keys, values, gate and decay."""
         maps = {name: getattr(self, name)(x_BxLxD) for name in ("query", "key", "value", "gate")}
         return maps | {"decay": self.decay_up(self.decay_down(x_BxLxD))}
 
@@ -137,7 +140,7 @@ GLA = SublayerSpec(
 ROWS = {
     "gla": Family(
         (GLA, GLU_SPEC),
-        about="linear attention whose sums forget as the tokens say, each channel for itself, gated, and a GLU",
+        about="gated linear attention: data-dependent decay per channel, output gate, and a GLU",
         paper="Yang et al. 2023, arXiv:2312.06635",
     )
 }

@@ -1,4 +1,4 @@
-"""The Linear Transformer: features in place of the softmax ("Transformers are RNNs", Katharopoulos et al. 2020)."""
+"""Linear Transformer: linear attention with the feature map elu + 1 (Katharopoulos et al. 2020)."""
 
 from flax import nnx
 
@@ -30,7 +30,7 @@ ROWS = {
     "linear_transformer": Family(
         (LINEAR, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="linear attention with the features elu + 1, and an MLP",
+        about="linear attention with the feature map elu + 1, and an MLP",
         paper="Katharopoulos et al. 2020, arXiv:2006.16236",
     )
 }

@@ -1,4 +1,4 @@
-"""Linformer: softmax over slots, each a mixture of all tokens by their place in the document (Wang et al. 2020)."""
+"""Linformer: softmax attention with keys and values projected along the length (Wang et al. 2020)."""
 
 import jax
 import jax.numpy as jnp
@@ -19,17 +19,17 @@ from flash_lm.ops.linformer import attend_to_slots
 
 @section("model.linformer")
 class LinformerOptions:
-    """Options of attention to slots."""
+    """Options of the projections along the length."""
 
     slots: int = key(128, "r, keys and values that a document is projected to", at_least(1))
     share_slots: str = key("none", "none, or kv: one projection for keys and values (E = F)", one_of("none", "kv"))
 
 
 class LinformerCore(WholeRowCore):
-    """softmax(q (E k)ᵀ / √K) F v (see `ops.linformer`); E and F are shared by rows and heads."""
+    """Linformer: softmax(q (E k)ᵀ / √K) F v (see `ops.linformer`); all heads share E and F."""
 
     def __init__(self, config: ModelConfig, options: LinformerOptions, *, rngs: nnx.Rngs):
-        """Initialises E and F for `config.max_length` places."""
+        """Initialises E and F for `config.max_length` positions."""
         self.longest = config.max_length
         shape, dtype = (config.max_length, options.slots), jnp.dtype(config.param_dtype)
         # Sums of n independent keys, weighted so, have the variance of one key: scores begin as those of a softmax
@@ -41,6 +41,7 @@ class LinformerCore(WholeRowCore):
 
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
+        # Shorter sequences use the first rows of the projections.
         real_BxL, length = self.real(context), v.shape[2]
         key_slots = self.key_slots[...][:length]
         value_slots = key_slots if self.value_slots is None else self.value_slots[...][:length]
@@ -52,7 +53,7 @@ class LinformerCore(WholeRowCore):
         return {"attention": True}
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Its key and value enter each slot, and its query attends to all of them."""
+        """Per token: the projections of its key and value, and attention to r projected keys."""
         slots = self.key_slots.shape[-1]
         return 2 * heads * 2 * slots * (key_width + value_width)
 
@@ -74,7 +75,8 @@ ROWS = {
     "linformer": Family(
         (SLOTS, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="softmax attention to slots that mix all tokens, and an MLP; bidirectional, one document a row",
+        about="softmax attention with keys and values projected along the length, and an MLP; bidirectional, one "
+        "document per sequence",
         paper="Wang et al. 2020, arXiv:2006.04768",
     )
 }

@@ -1,4 +1,4 @@
-"""Lite Transformer's long-short range attention: some heads attend, the others convolve (Wu et al. 2020, section 4)."""
+"""Lite Transformer: long-short range attention, softmax heads beside dynamic convolution (Wu et al. 2020)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -48,12 +48,12 @@ class LiteOptions:
     )
 
     def attending(self, heads: int) -> int:
-        """How many of the heads attend, rounded to a whole number."""
+        """How many of the heads attend, rounded to an integer."""
         return int(self.attention_share * heads + 0.5)
 
 
 class TokenConvolution(nnx.Module):
-    """Convolves the array "short" by the taps in the array "taps".
+    """Dynamic convolution of the array "short" by the taps in the array "taps".
 
     Attributes:
         kernels: taps of each layer that this is stacked over, for counting FLOPs.
@@ -80,20 +80,20 @@ class TokenConvolution(nnx.Module):
     def prefill(
         self, arrays: Mapping[str, jax.Array], context: Context, state: Mapping[str, jax.Array]
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """As `__call__`, from any position of each row; and the last inputs."""
+        """`__call__` from any position of each sequence; and the last inputs."""
         assert context.lengths_B is not None
         short, last = continue_dynamic_convolution(arrays["short"], arrays["taps"], state["short"], context.lengths_B)
         return {**arrays, "short": short}, {"short": last}
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """The taps that read a token of the row, on average over the layers."""
+        """The taps that read a token of the sequence, on average over the layers."""
         return 2 * self.width * sum(taps_inside(taps, length, causal) for taps in self.kernels) / len(self.kernels)
 
 
 class LongShortAttention(MultiHeadAttention):
-    """softmax(q kᵀ / √K) v of the first channels beside (Σ_i w_ti g_(t+i)) W_o of the others, g = x W_v ⊙ σ(x W_g).
+    """Long-short range attention: softmax(q kᵀ / √K) v for some channels, (Σ_i w_ti g_(t+i)) W_o for the others.
 
-    w is a softmax over the layer's own taps, for each head of the convolution: of a linear map of g_t (dynamic) or of
+    g = x W_v ⊙ σ(x W_g). w is a softmax over the taps of the layer, per head: of a linear map of g_t (dynamic) or of
     numbers that are the same for all tokens (light).
     """
 
@@ -103,9 +103,13 @@ class LongShortAttention(MultiHeadAttention):
         """H heads of width D / H, of which some attend."""
         heads, width = config.num_heads, config.model_dim // config.num_heads
         attending = options.attending(heads)
-        own = dataclasses.replace(config, num_heads=attending, model_dim=attending * width, short_convolution=0)
-        super().__init__(own, QuadraticCore(own, quadratic), rngs=rngs)
-        self.long_width, short_width = own.model_dim, config.model_dim - own.model_dim
+        # The attention is a MultiHeadAttention over the first channels only.
+        attending_config = dataclasses.replace(
+            config, num_heads=attending, model_dim=attending * width, short_convolution=0
+        )
+        super().__init__(attending_config, QuadraticCore(attending_config, quadratic), rngs=rngs)
+        self.long_width, short_width = attending_config.model_dim, config.model_dim - attending_config.model_dim
+        # The convolution has the remaining heads; a stack of layers shares the largest number of taps.
         self.convolving, self.short_width = heads - attending, short_width
         # Of all layers of the model, from the first.
         self.kernels = tuple(options.kernels[: config.num_layers])
@@ -131,21 +135,22 @@ class LongShortAttention(MultiHeadAttention):
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """Queries, keys and values of the first channels; g of the others, and their taps."""
+        # The first channels attend, the others pass a GLU before the convolution.
         long, short = x_BxLxD[..., : self.long_width], x_BxLxD[..., self.long_width :]
         short = self.short_value(short) * jax.nn.sigmoid(self.short_gate(short))
         return {**super().maps(long), "short": short, "taps": self._taps(short)}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
-        """What has been convolved stands beside the attention."""
+        """Queries, keys and values of the attention; the convolved channels pass by as the gate."""
         return super().arrange(maps, context)._replace(gate=maps["short"])
 
     def finish(self, mixed_BxHxLxE: jax.Array, short_BxLxD: jax.Array) -> jax.Array:
-        """Both, each after its linear map."""
+        """Concatenates attention and convolution, each after its output map."""
         long = super().finish(mixed_BxHxLxE, None)
         return jnp.concatenate([long, self.short_output(short_BxLxD)], axis=-1)
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """Those of both parts, with the layer's own taps only."""
+        """Attention and convolution, counting only the taps that the layer uses."""
         kernels = self.convolutions.kernels if isinstance(self.taps, Dense) else (0,)
         of_taps = 2 * self.short_width * self.convolving * sum(kernels) / len(kernels)
         return super().flops_per_token(length, causal) + of_taps
@@ -160,13 +165,13 @@ class LongShortAttention(MultiHeadAttention):
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found, lite, heads = head_problems(config), config[LiteOptions], config.num_heads
+    problems, lite, heads = head_problems(config), config[LiteOptions], config.num_heads
     if not 0 < lite.attending(heads) < heads:
-        found.append(
+        problems.append(
             f"model.lite.attention_share={lite.attention_share} of model.num_heads={heads} must leave a head or more "
             "to the attention and to the convolution"
         )
-    return found
+    return problems
 
 
 LONG_SHORT = SublayerSpec(LongShortAttention, (LiteOptions, QuadraticOptions), MULTI_HEAD_KEYS, problems=_problems)
@@ -175,8 +180,7 @@ ROWS = {
         (LONG_SHORT, MLP_SPEC),
         # Half of the channels attend and half convolve, which takes 1.75 D² and leaves the MLP more than 8 D².
         {"absolute_positions": "learned", "mlp_dim": times(41, 8)},
-        about="softmax attention in half of the heads and convolutions whose taps differ by token in the others, and "
-        "an MLP",
+        about="long-short range attention: softmax in half of the heads, dynamic convolution in the others, and an MLP",
         paper="Wu et al. 2020, arXiv:2004.11886",
     )
 }

@@ -1,4 +1,4 @@
-"""LogSparse attention: near tokens, and then fewer and fewer; queries and keys by convolutions.
+"""LogSparse attention: a local window, then keys at distances 1, 2, 4, …; convolutional queries and keys.
 
 "Enhancing the Locality and Breaking the Memory Bottleneck of Transformer on Time Series Forecasting", section 4.
 """
@@ -28,7 +28,7 @@ from flash_lm.ops.offset_attention import attend_at_offsets, attend_in_cache, lo
 class LogSparseOptions:
     """Options of LogSparse attention."""
 
-    local: int = key(8, "near tokens that are all seen, the query's own included", at_least(1))
+    local: int = key(8, "near tokens that are all seen, the query itself included", at_least(1))
     restart: int = key(0, "tokens after which the pattern begins again, further back; 0: never", at_least(0))
     convolution: str = key(
         "depthwise",
@@ -39,7 +39,7 @@ class LogSparseOptions:
 
 
 class LogSparseCore(PlainCore):
-    """softmax(q kᵀ / √K) v over keys at offsets that follow from the query's place alone."""
+    """LogSparse attention: softmax(q kᵀ / √K) v over keys at fixed offsets from the query."""
 
     state_grows = True
 
@@ -60,15 +60,16 @@ class LogSparseCore(PlainCore):
         return attend_at_offsets(q, k, v, context.sight(), offsets, scale=1 / math.sqrt(q.shape[-1]))
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
-        """An empty cache for `capacity` tokens a row: any token may be needed again."""
+        """An empty KV cache for `capacity` tokens per sequence: any token may be needed again."""
         return KeyValueCache.empty(batch, heads, capacity, key_width, value_width, self.state_dtype)
 
     def prefill(
         self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
     ) -> tuple[jax.Array, KeyValueCache]:
         """Writes the new keys and values at their positions, then reads those at the offsets."""
+        # Write the new tokens, then gather the keys at the offsets from the cache.
         q, k = pairs["attention"]
-        state = state.with_tokens(k, v, context)
+        state = state.append_tokens(k, v, context)
         offsets = self._offsets(state.key_BxHxMxK.shape[2], causal=True)
         out = attend_in_cache(q, *state, context.sight(), offsets, scale=1 / math.sqrt(q.shape[-1]))
         return out.astype(v.dtype), state
@@ -85,7 +86,7 @@ class LogSparseCore(PlainCore):
 
 
 class LogSparseAttention(MultiHeadAttention):
-    """Multi-head attention with a sparse core; its queries and keys are convolutions, its values are not."""
+    """Multi-head LogSparse attention with convolutional queries and keys (section 4.1)."""
 
     def __init__(self, config: ModelConfig, options: LogSparseOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
@@ -116,12 +117,14 @@ def _full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.R
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found, own = head_problems(config), config[LogSparseOptions]
-    if 0 < own.restart < own.local:
-        found.append(f"model.log_sparse.restart={own.restart} must be 0 or at least model.log_sparse.local={own.local}")
-    if own.convolution == "full" and not config.short_convolution:
-        found.append("model.log_sparse.convolution=full needs model.short_convolution, its number of taps")
-    return found
+    problems, options = head_problems(config), config[LogSparseOptions]
+    if 0 < options.restart < options.local:
+        problems.append(
+            f"model.log_sparse.restart={options.restart} must be 0 or at least model.log_sparse.local={options.local}"
+        )
+    if options.convolution == "full" and not config.short_convolution:
+        problems.append("model.log_sparse.convolution=full needs model.short_convolution, its number of taps")
+    return problems
 
 
 LOG_SPARSE = SublayerSpec(
@@ -135,8 +138,7 @@ ROWS = {
     "log_sparse": Family(
         (LOG_SPARSE, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="softmax attention to near tokens and to some at distances that double, queries and keys by "
-        "convolutions, and an MLP",
+        about="LogSparse softmax attention, convolutional queries and keys, and an MLP",
         paper="Li et al. 2019, arXiv:1907.00235",
     )
 }

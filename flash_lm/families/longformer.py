@@ -1,4 +1,4 @@
-"""Longformer: a sliding window that may grow with depth, gaps, and global tokens ("Longformer", section 3)."""
+"""Longformer: sliding-window attention, dilated windows and global tokens ("Longformer", section 3)."""
 
 import functools
 import math
@@ -45,43 +45,43 @@ def _dilations(gaps: tuple) -> str | None:
 
 @section("model.window")
 class WindowOptions:
-    """Options of attention to a sliding window."""
+    """Options of sliding-window attention."""
 
     size: int = key(
-        128, "visible tokens in the first layer, the query's own included; bidirectional: each way", at_least(1)
+        128, "visible tokens in the first layer, the query itself included; bidirectional: each way", at_least(1)
     )
     growth: float = key(
         1.0, "factor of the window's size from each layer to the next, up to model.max_length", at_least(1)
     )
     dilations: tuple = key(
         (1,),
-        "places from one visible token to the next in the dilated heads, from the first layers to the last",
+        "distance from one visible token to the next in the dilated heads, from the first layers to the last",
         _dilations,
     )
-    dilated_heads: int = key(2, "heads that have gaps where model.window.dilations says so", at_least(0))
+    dilated_heads: int = key(2, "heads that are dilated where model.window.dilations says so", at_least(0))
     global_tokens: int = key(0, "first tokens of each document that all of it sees, whatever the window", at_least(0))
 
 
 class WindowInputs(NamedTuple):
-    """What determines the mixing.
+    """Queries and keys of sliding-window attention.
 
     pair: queries and keys.
-    own: those of the global tokens' own attention; None: there are no global tokens.
+    global_pair: queries and keys of global attention; None: no global tokens.
     window: size of this layer's window, int32.
     stage: index of this layer's dilation in increasing order, int32.
     """
 
     pair: Pair
-    own: Pair | None
+    global_pair: Pair | None
     window: jax.Array
     stage: jax.Array
 
 
 class WindowState(NamedTuple):
-    """The last tokens, and the global ones.
+    """Decode state: the last tokens, and the global tokens.
 
-    ring: as far as the largest window reaches.
-    first: keys, values, own keys and own values of each document's global tokens, B×H×g×K each; or nothing.
+    ring: keys and values as far as the largest window reaches.
+    first: local and global keys and values of the first tokens of each document, B×H×g×K each; or nothing.
     """
 
     ring: Ring
@@ -89,9 +89,9 @@ class WindowState(NamedTuple):
 
 
 class WindowCore(PlainCore):
-    """softmax(q kᵀ / √K) v over the window and the global tokens of the query's document.
+    """Sliding-window attention: softmax(q kᵀ / √K) v over the window and the global tokens of the document.
 
-    With global tokens, the values of their own attention stand behind the other values, in the last dimension.
+    With global tokens, the values of global attention follow the other values in the last dimension.
 
     Attributes:
         layers: window and dilation of each layer that this core is stacked over, for counting FLOPs.
@@ -106,31 +106,41 @@ class WindowCore(PlainCore):
         self.dilated_heads = 0 if self.dilations == (1,) else options.dilated_heads
         self.state_dtype = jnp.dtype(config.state_dtype)
         gap = self.dilations[-1] if self.dilated_heads else 1
-        together = math.lcm(*self.dilations)  # so that the first token after the ring begins each folded row
-        self.ring_size = -(-((largest - 1) * gap + 1) // together) * together
+        period = math.lcm(*self.dilations)  # so that the first token after the ring begins each folded row
+        self.ring_size = -(-((largest - 1) * gap + 1) // period) * period
 
     def __call__(self, by: WindowInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         assert context.segments is not None
-        (q, k), (values, own_values), offsets_BxL = by.pair, self._split(v), context.segments.offsets_BxL
+        (q, k), (values, global_values), offsets_BxL = by.pair, self._split(v), context.segments.offsets_BxL
         start_BxL = context.sight().index_BxL - offsets_BxL
 
         def sight(reach: jax.Array) -> Sight:
             index, first, stop = context.sight(reach)
             return Sight(index, jnp.minimum(jnp.maximum(first, start_BxL + self.global_tokens), stop), stop)
 
+        # Every token attends to its window, without the global tokens.
         near = self._near(by, k, values, sight)
-        if by.own is None:
+        if by.global_pair is None:
             return near.out_BxHxLxE
+        # Every token attends to the global tokens, gathered to the front of the sequence.
         is_global_BxL = (offsets_BxL < self.global_tokens) & (context.segments.runs_BxL > 0)
         length = v.shape[2]
         compact = compacted(is_global_BxL, length if context.packed else min(self.global_tokens, length))
-        far = self._over(q, compact.take(k), compact.take(values), compact.keys(context.sight()))
-        own = self._over(compact.take(by.own.q_BxHxLxK), by.own.k_BxHxLxK, own_values, compact.queries(context.sight()))
-        return jnp.where(is_global_BxL[:, None, :, None], compact.put_back(own.out_BxHxLxE), ops.joined([near, far]))
+        to_global = self._over(q, compact.take(k), compact.take(values), compact.keys(context.sight()))
+        # Global tokens attend to all of their document, with the projections of global attention.
+        from_global = self._over(
+            compact.take(by.global_pair.q_BxHxLxK),
+            by.global_pair.k_BxHxLxK,
+            global_values,
+            compact.queries(context.sight()),
+        )
+        return jnp.where(
+            is_global_BxL[:, None, :, None], compact.put_back(from_global.out_BxHxLxE), ops.joined([near, to_global])
+        )
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> WindowState:
-        """Without tokens; `capacity` is not used."""
+        """An empty ring, and no global tokens; `capacity` is not used."""
         ring = empty_ring(batch, heads, self.ring_size, key_width, key_width, self.state_dtype)
         none = jnp.zeros((batch, heads, self.global_tokens, key_width), self.state_dtype)
         return WindowState(ring, (none,) * 4 if self.global_tokens else ())
@@ -148,24 +158,25 @@ class WindowCore(PlainCore):
         assert context.lengths_B is not None
         ring = last_of(seen, self.ring_size, start_B, context.lengths_B)
         near = self._near(by, seen.key_BxHxRxK, seen.value_BxHxRxE, sight)
-        return self._with_first(by, v, context, near, WindowState(ring, state.first))
+        return self._add_global(by, v, context, near, WindowState(ring, state.first))
 
     def step(
         self, by: WindowInputs, v: jax.Array, context: Context, state: WindowState
     ) -> tuple[jax.Array, WindowState]:
-        """The new token is written to the ring in place, and attends to all of it."""
+        """Writes the new token to the ring in place, and attends to all of it."""
         q, k = by.pair
         position_B = context.positions_BxL[:, 0]
         ring = with_token(state.ring, k, self._split(v)[0], position_B, context.real()[:, 0])
-        held_BxR = positions_in(ring, position_B)
-        back_Bx1xR = (position_B[:, None] - held_BxR)[:, None]
+        slot_position_BxR = positions_in(ring, position_B)
+        # Which slots are visible: at a multiple of the dilation, inside the window, and not global.
+        back_Bx1xR = (position_B[:, None] - slot_position_BxR)[:, None]
         dilated_H = jnp.arange(q.shape[1]) >= q.shape[1] - self.dilated_heads
         gap_1xHx1 = jnp.where(dilated_H, jnp.asarray(self.dilations, jnp.int32)[by.stage], 1)[None, :, None]
         in_window_BxHxR = (back_Bx1xR % gap_1xHx1 == 0) & (back_Bx1xR <= (by.window - 1) * gap_1xHx1)
-        visible_BxHxR = in_window_BxHxR & (held_BxR >= self.global_tokens)[:, None]
+        visible_BxHxR = in_window_BxHxR & (slot_position_BxR >= self.global_tokens)[:, None]
         scores = matmul(q.astype(ring.key_BxHxRxK.dtype), ring.key_BxHxRxK, transpose_b=True) / math.sqrt(q.shape[-1])
         near = ops.softmax_of_scores(scores, visible_BxHxR[:, :, None], ring.value_BxHxRxE)
-        return self._with_first(by, v, context, near, WindowState(ring, state.first))
+        return self._add_global(by, v, context, near, WindowState(ring, state.first))
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Scores and weighted values of the visible pairs, on average over the layers."""
@@ -183,45 +194,48 @@ class WindowCore(PlainCore):
         )
         return 4 * key_width * (pairs / len(self.layers) + heads * (of_first + rest * first)) / length
 
-    def _with_first(
+    def _add_global(
         self, by: WindowInputs, v: jax.Array, context: Context, near: SoftmaxPart, state: WindowState
     ) -> tuple[jax.Array, WindowState]:
-        """Decoding: writes new global tokens to the state, and joins the window with the global tokens."""
-        if by.own is None:
+        """Decoding: writes new global tokens to the state, and merges window and global tokens (online softmax)."""
+        if by.global_pair is None:
             return near.out_BxHxLxE.astype(v.dtype), state
         position_BxL, real_BxL = context.positions_BxL, context.real()
+        # The first tokens of a document are its global tokens: their slots are their positions.
         slot_BxL = jnp.where(real_BxL, position_BxL, self.global_tokens)  # those beyond are dropped
-        values, own_values = self._split(v)
-        new = (by.pair.k_BxHxLxK, values, by.own.k_BxHxLxK, own_values)
+        values, global_values = self._split(v)
+        new = (by.pair.k_BxHxLxK, values, by.global_pair.k_BxHxLxK, global_values)
         first = tuple(write(old, x, slot_BxL) for old, x in zip(state.first, new, strict=True))
+        # A token sees the global tokens up to itself.
         stop_BxL = jnp.where(real_BxL, jnp.minimum(position_BxL + 1, self.global_tokens), 0)
         sight = Sight(position_BxL, jnp.zeros_like(stop_BxL), stop_BxL)
-        key, value, own_key, own_value = first
-        far = self._over(by.pair.q_BxHxLxK, key, value, sight)
-        own = self._over(by.own.q_BxHxLxK, own_key, own_value, sight)
+        key, value, global_key, global_value = first
+        to_global = self._over(by.pair.q_BxHxLxK, key, value, sight)
+        from_global = self._over(by.global_pair.q_BxHxLxK, global_key, global_value, sight)
         is_global_BxL = position_BxL < self.global_tokens
-        out = jnp.where(is_global_BxL[:, None, :, None], own.out_BxHxLxE, ops.joined([near, far]))
+        out = jnp.where(is_global_BxL[:, None, :, None], from_global.out_BxHxLxE, ops.joined([near, to_global]))
         return out.astype(v.dtype), WindowState(state.ring, first)
 
     def _near(self, by: WindowInputs, k: jax.Array, v: jax.Array, sight: Callable[[jax.Array], Sight]) -> SoftmaxPart:
-        """Softmax over the window, where `sight` gives what the queries see of the last so many tokens."""
+        """Softmax over the sliding window; `sight`: window -> what the queries see."""
         q = by.pair.q_BxHxLxK.astype(k.dtype)
         batch, heads, length, width = q.shape
-        whole = heads - self.dilated_heads
+        undilated = heads - self.dilated_heads
         attend = functools.partial(ops.windowed_softmax, scale=1 / math.sqrt(width), window=self.largest)
 
-        def with_gaps(dilation: int) -> SoftmaxPart:
+        def dilated(dilation: int) -> SoftmaxPart:
             seen = ops.folded_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
-            folded_q, folded_k, folded_v = (ops.folded(x[:, whole:], dilation) for x in (q, k, v))
+            folded_q, folded_k, folded_v = (ops.folded(x[:, undilated:], dilation) for x in (q, k, v))
             out, log_sum = attend(folded_q, folded_k, folded_v, seen)
             log_sum = ops.unfolded(log_sum[..., None], dilation, length)[..., 0]
             return SoftmaxPart(ops.unfolded(out, dilation, length), log_sum)
 
+        # Heads without dilation come first; all layers of a stack share the code, so the dilation is a switch.
         groups = []
-        if whole:
-            groups.append(attend(q[:, :whole], k[:, :whole], v[:, :whole], sight(by.window)))
+        if undilated:
+            groups.append(attend(q[:, :undilated], k[:, :undilated], v[:, :undilated], sight(by.window)))
         if self.dilated_heads:
-            groups.append(jax.lax.switch(by.stage, [functools.partial(with_gaps, gap) for gap in self.dilations]))
+            groups.append(jax.lax.switch(by.stage, [functools.partial(dilated, gap) for gap in self.dilations]))
         return SoftmaxPart(*(jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True)))
 
     def _over(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> SoftmaxPart:
@@ -229,13 +243,13 @@ class WindowCore(PlainCore):
         return ops.banded_softmax(q.astype(k.dtype), k, v, sight, scale=1 / math.sqrt(q.shape[-1]), window=None)
 
     def _split(self, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The values, and those of the global tokens' own attention."""
+        """The values of the window, and those of global attention."""
         width = v.shape[-1] // 2 if self.global_tokens else v.shape[-1]
         return v[..., :width], v[..., width:]
 
 
 class LongformerAttention(AttentionSublayer[WindowInputs]):
-    """Multi-head attention to a window and to global tokens, which have projections of their own."""
+    """Multi-head sliding-window attention with global tokens, which have separate projections (section 3.1)."""
 
     core: WindowCore
 
@@ -249,7 +263,9 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.rotary = bool(config.rotary)
         self.heads = self.key_heads = config.num_heads
         self.key_width = self.value_width = dim // self.heads
+        # One core for all layers: its blocks and its ring suit the largest window.
         self.core = WindowCore(config, options, max(self.windows))
+        # Global attention has separate projections.
         self.names = ("query", "key", "value")
         if options.global_tokens:
             self.names += ("global_query", "global_key", "global_value")
@@ -268,24 +284,26 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
     def of_layers(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
         """Windows and dilations."""
         self.core.layers = tuple((self.windows[n], self.gaps[n]) for n in numbers_N)
-        own_windows, own_gaps = zip(*self.core.layers, strict=True)
-        stages = [self.core.dilations.index(gap) for gap in own_gaps]
-        return {"window": jnp.asarray(own_windows, jnp.int32), "stage": jnp.asarray(stages, jnp.int32)}
+        layer_windows, layer_gaps = zip(*self.core.layers, strict=True)
+        stages = [self.core.dilations.index(gap) for gap in layer_gaps]
+        return {"window": jnp.asarray(layer_windows, jnp.int32), "stage": jnp.asarray(stages, jnp.int32)}
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """Queries, keys and values; those of global tokens, too, if there are any."""
+        """Queries, keys and values; with global tokens also those of global attention."""
         return {name: getattr(self, name)(x_BxLxD) for name in self.names}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[WindowInputs]:
-        """Their heads."""
+        """Splits heads, normalises and rotates queries and keys."""
         q, k, v, *of_global = (split_heads(x, self.heads) for x in maps.values())
         pairs = {"window": Pair(normalised(q, self.query_norm), normalised(k, self.key_norm))}
         if of_global:
-            own_q, own_k, own_v = of_global
-            pairs["own"] = Pair(normalised(own_q, self.global_query_norm), normalised(own_k, self.global_key_norm))
-            v = jnp.concatenate([v, own_v], axis=-1)
+            global_q, global_k, global_v = of_global
+            pairs["global"] = Pair(
+                normalised(global_q, self.global_query_norm), normalised(global_k, self.global_key_norm)
+            )
+            v = jnp.concatenate([v, global_v], axis=-1)
         pairs = self.rotated(pairs, context)
-        return Projected(WindowInputs(pairs["window"], pairs.get("own"), self.window[...], self.stage[...]), v)
+        return Projected(WindowInputs(pairs["window"], pairs.get("global"), self.window[...], self.stage[...]), v)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Joins the heads."""
@@ -293,16 +311,16 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found, window = head_problems(config), config[WindowOptions]
+    problems, window = head_problems(config), config[WindowOptions]
     if len(window.dilations) > config.num_layers:
-        found.append(
+        problems.append(
             f"model.window.dilations={window.dilations} must be at most model.num_layers={config.num_layers} numbers"
         )
     if window.dilated_heads > config.num_heads:
-        found.append(
+        problems.append(
             f"model.window.dilated_heads={window.dilated_heads} must be at most model.num_heads={config.num_heads}"
         )
-    return found
+    return problems
 
 
 WINDOW = SublayerSpec(LongformerAttention, (WindowOptions, ConvolutionOptions), MULTI_HEAD_KEYS, problems=_problems)
@@ -310,7 +328,7 @@ ROWS = {
     "longformer": Family(
         (WINDOW, MLP_SPEC),
         {"rotary": True},
-        about="softmax attention to a sliding window, and an MLP; windows may grow with depth and have gaps",
+        about="sliding-window softmax attention, optionally dilated, and an MLP",
         paper="Beltagy et al. 2020, arXiv:2004.05150",
     )
 }

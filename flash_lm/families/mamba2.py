@@ -1,4 +1,4 @@
-"""The unit of Mamba-2 ("Transformers are SSMs", Dao and Gu 2024), and Hydra's, which looks both ways."""
+"""Mamba-2: structured state space duality (SSD, Dao and Gu 2024); bidirectional: Hydra (Hwang et al. 2024)."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from flash_lm.ops.scalar_decay import decayed_sums
 
 @section("model.ssd")
 class SSDOptions:
-    """Options of state space units."""
+    """Options of Mamba-2 (SSD) blocks."""
 
     expanded_dim: int = key(None, "width of the values and of the gate; open: 2 D", at_least(1))
     chunk_size: int = key(64, "tokens processed at a time", at_least(1))
@@ -34,16 +34,16 @@ class SSDOptions:
 
 
 class Ungated(NamedTuple):
-    """What is added to the mixed values, B×L×E, and what gates them, before its silu."""
+    """The skip connection d ⊙ x and the gate before its silu, B×L×E each."""
 
     skip_BxLxE: jax.Array
     gate_BxLxE: jax.Array
 
 
 class TwoWayCore(UndecodableCore):
-    """Two sums, over the tokens before and after, each as its neighbour reads it ("Hydra", Hwang et al. 2024, eq. 9).
+    """Hydra: the sum of a forward and a backward SSD, each shifted by one token (Hwang et al. 2024, eq. 9).
 
-    A token itself is in neither.
+    Neither includes the token itself.
     """
 
     def __init__(self, chunk_size: int):
@@ -51,22 +51,23 @@ class TwoWayCore(UndecodableCore):
         self.chunk_size = chunk_size
 
     def __call__(self, by: tuple[DecayedInputs, DecayedInputs], v: jax.Array, context: Context) -> jax.Array:
-        """B×H×L×E; `by` are the inputs of the sum over the tokens before, and of that over those after."""
+        """B×H×L×E; `by`: inputs of the forward and of the backward SSD."""
         assert context.segments is not None
         before, after = by
         runs_BxL = context.segments.runs_BxL
+        # The backward SSD is the forward one on the reversed sequence.
         turned, v_turned = jax.tree.map(lambda x: jnp.flip(x, axis=2), (after, v))
-        of_after = self._before(turned, v_turned, jnp.flip(runs_BxL, axis=1))
-        return self._before(before, v, runs_BxL) + jnp.flip(of_after, axis=2)
+        of_after = self._shifted_causal(turned, v_turned, jnp.flip(runs_BxL, axis=1))
+        return self._shifted_causal(before, v, runs_BxL) + jnp.flip(of_after, axis=2)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """A causal row, twice."""
+        """A causal sequence, twice."""
         pairs, products = chunk_work(length, self.chunk_size)
         per_pair = key_width + heads * value_width
         return 4 * (pairs * per_pair + products * heads * key_width * value_width) / length
 
-    def _before(self, by: DecayedInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
-        """What the token before each reads, if it is of the same document."""
+    def _shifted_causal(self, by: DecayedInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
+        """The causal output shifted by one token inside each document."""
         q, k, log_decay, _ = by
         read = decayed_sums(q, k, by.values(v), log_decay, runs_BxL, chunk_size=self.chunk_size)
         same_BxL = jnp.pad(runs_BxL[:, 1:] == runs_BxL[:, :-1], ((0, 0), (1, 0)))
@@ -74,10 +75,10 @@ class TwoWayCore(UndecodableCore):
 
 
 class StateSpaceUnit(AttentionSublayer[Any]):
-    """norm((y + d ⊙ x) ⊙ silu(x₀ W_z)) W_o with y = C S, S ← e^(−aΔ) S + Bᵀ (Δ x), for a token x₀ of the stream.
+    """Mamba-2 block: norm((y + d ⊙ x) ⊙ silu(x₀ W_z)) W_o with y_t = C_t S_t, S_t = e^(−aΔ_t) S_{t−1} + B_tᵀ (Δ_t x_t).
 
-    x, B and C are maps of x₀ with short convolutions and silu, Δ = softplus(x₀ W_Δ + b) and a are numbers a head.
-    Bidirectional: B, C and Δ of each direction, and d + x W_d in place of d (Hydra).
+    x, B and C are maps of the input x₀ with short convolutions and silu; Δ = softplus(x₀ W_Δ + b) and a are per head.
+    Bidirectional: B, C and Δ per direction, and d + x W_d instead of d (Hydra).
     """
 
     def __init__(self, config: ModelConfig, options: SSDOptions, *, rngs: nnx.Rngs):
@@ -88,6 +89,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         self.core = DecayedCore(size, config.kernels, shared_keys=True) if config.causal else TwoWayCore(size)
         self.rotary, self.key_width, self.value_width = False, options.state_dim, options.head_width
         self.heads = self.key_heads = width // options.head_width
+        # B and C of each direction, shared by all heads.
         shared = 2 * ways * self.states
         to_skip = 0 if config.causal else width * self.heads
         self.projection_weights = dim * (3 * width + shared + ways * self.heads) + to_skip
@@ -101,12 +103,13 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         self.norm = RMSNorm(config, width)
 
         vector = lambda values: nnx.Param(values.astype(jnp.dtype(config.param_dtype)), **VECTORS)
+        # Biases of the convolutions, skip d, rate A and bias of Δ.
         self.value_bias, self.shared_bias = vector(jnp.zeros(width)), vector(jnp.zeros(shared))
         self.skip = vector(jnp.ones(self.heads))
         self.log_rate, self.step_bias = vector(first_rates(self.heads, rngs)), vector(first_steps(self.heads, rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """z, x, B beside C, and Δ, before all that is not linear."""
+        """Linear maps for z, x, B and C, and Δ."""
         return {name: getattr(self, name)(x_BxLxD) for name in ("gate", "value", "shared", "step_size")}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected:
@@ -115,25 +118,27 @@ class StateSpaceUnit(AttentionSublayer[Any]):
             _silu_of_sum(maps[name], bias[...])
             for name, bias in (("value", self.value_bias), ("shared", self.shared_bias))
         )
+        # The skip connection d ⊙ x, with a d per head.
         skip_BxLxH = self.skip[...].astype(jnp.float32)[None, None]
         if self.skip_map is not None:
             skip_BxLxH = skip_BxLxH + self.skip_map(value).astype(jnp.float32)
         v_BxHxLxE = split_heads(value, self.heads)
         skip_BxHxLxE = v_BxHxLxE.astype(jnp.float32) * jnp.swapaxes(skip_BxLxH, 1, 2)[..., None]
         step_size = maps["step_size"]
-        # A head's ways stand together, so a mesh that cuts the heads moves nothing.
+        # The directions of a head are adjacent, so a mesh that cuts the heads moves nothing.
         step_size_BxLxHxW = step_size.reshape(*step_size.shape[:2], self.heads, -1)
-        of_ways = jnp.split(shared, step_size_BxLxHxW.shape[-1], axis=-1)
-        by = tuple(self._direction(x, step_size_BxLxHxW[..., way]) for way, x in enumerate(of_ways))
-        beside = Ungated(join_heads(skip_BxHxLxE), maps["gate"])
-        return Projected(by[0] if len(by) == 1 else by, v_BxHxLxE, beside)
+        directions = jnp.split(shared, step_size_BxLxHxW.shape[-1], axis=-1)
+        by = tuple(self._direction(x, step_size_BxLxHxW[..., way]) for way, x in enumerate(directions))
+        skip_and_gate = Ungated(join_heads(skip_BxHxLxE), maps["gate"])
+        return Projected(by[0] if len(by) == 1 else by, v_BxHxLxE, skip_and_gate)
 
-    def finish(self, mixed_BxHxLxE: jax.Array, beside: Ungated) -> jax.Array:
-        """The gate stands before the norm."""
-        gated = _gated_sum(join_heads(mixed_BxHxLxE), *beside)
+    def finish(self, mixed_BxHxLxE: jax.Array, skip_and_gate: Ungated) -> jax.Array:
+        """Skip connection, gate, then norm."""
+        gated = _gated_sum(join_heads(mixed_BxHxLxE), *skip_and_gate)
         return self.output(self.norm(gated).astype(mixed_BxHxLxE.dtype))
 
     def _direction(self, shared_BxLx2N: jax.Array, step_size_BxLxH: jax.Array) -> DecayedInputs:
+        # Discretisation: decay e^(−aΔ), and values times Δ.
         b, c = (x[:, None] for x in jnp.split(shared_BxLx2N, 2, axis=-1))
         bias = self.step_bias[...].astype(jnp.float32)[None, None]
         steps_BxHxL = jnp.swapaxes(jax.nn.softplus(step_size_BxLxH.astype(jnp.float32) + bias), 1, 2)
@@ -172,7 +177,7 @@ SSD = SublayerSpec(
 ROWS = {
     "mamba2": Family(
         (SSD, SSD),
-        about="two state space units: linear attention whose sums forget as the tokens say, gated, convolutions",
+        about="two Mamba-2 (SSD) blocks: scalar data-dependent decay, short convolutions, output gate",
         paper="Dao and Gu 2024, arXiv:2405.21060",
     )
 }

@@ -1,4 +1,4 @@
-"""Mega: a gated attention unit behind a moving average, which gates its own residual (Ma et al. 2022)."""
+"""Mega: gated attention behind an exponential moving average (EMA), with a gated residual (Ma et al. 2022)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -38,25 +38,25 @@ _LARGEST = 1 - 2**-24  # of 1 − q: what float32 distinguishes from forgetting 
 
 @section("model.mega")
 class MegaOptions:
-    """Options of gated attention behind a moving average."""
+    """Options of Mega."""
 
     expanded_dim: int = key(None, "E, width of the values; open: 2 D", at_least(1))
     shared_dim: int = key(
         None, "S, width of the queries and keys; open: D / 4, rounded down to an even number", at_least(1)
     )
-    ema_dim: int = key(16, "N, sums that the moving average holds for each channel", at_least(1))
+    ema_dim: int = key(16, "N, dimensions of the moving average per channel", at_least(1))
     relative_bias: str = key("rope", "none, t5, toeplitz or rope", one_of("none", "t5", "toeplitz", "rope"))
     attention_function: str = key("softmax", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))
 
 
 class MovingAverage(nnx.Module):
-    """silu(Σ_n γ_n h_n / √N + ω ⊙ x) with h_n ← (1 − σ(δ_n) σ(α_n)) h_n + σ(δ_n) β_n x, of one map (eq. 6 and 7).
+    """Damped EMA: silu(Σ_n γ_n h_n / √N + ω ⊙ x) with h_n ← (1 − σ(δ_n) σ(α_n)) h_n + σ(δ_n) β_n x (eq. 6 and 7).
 
-    Bidirectional: a second average, with parameters of its own, reads the document from its end.
+    Bidirectional: a second average with separate parameters reads the document from its end.
     """
 
     def __init__(self, config: ModelConfig, options: MegaOptions, name: str, *, rngs: nnx.Rngs):
-        """Starts as the authors' code does; `name`: of the map."""
+        """Initialised as in the authors' code; `name`: of the array that is averaged."""
         dim, self.name, self.sums = config.model_dim, name, options.ema_dim
         self.ways = 1 if config.causal else 2
         shape, dtype = (self.ways, dim, self.sums), jnp.dtype(config.param_dtype)
@@ -73,12 +73,13 @@ class MovingAverage(nnx.Module):
         """The arrays, one of them averaged inside documents."""
         assert context.segments is not None
         x, runs_BxL = arrays[self.name], context.segments.runs_BxL
-        found = moving_average(x, self._average(0), runs_BxL, chunk_size=_CHUNK)
+        averaged = moving_average(x, self._average(0), runs_BxL, chunk_size=_CHUNK)
         if self.ways == 2:
+            # Bidirectional: the second average runs over the reversed sequence.
             x, runs_BxL = jnp.flip(x, axis=1), jnp.flip(runs_BxL, axis=1)
             after = moving_average(x, self._average(1), runs_BxL, chunk_size=_CHUNK)
-            found = found + jnp.flip(after, axis=1)
-        return {**arrays, self.name: self._with_own(arrays[self.name], found)}
+            averaged = averaged + jnp.flip(after, axis=1)
+        return {**arrays, self.name: self._add_residual(arrays[self.name], averaged)}
 
     def init_state(self, batch: int) -> jax.Array:
         """The sums before the first token, B×D×N float32."""
@@ -87,29 +88,30 @@ class MovingAverage(nnx.Module):
     def prefill(
         self, arrays: Mapping[str, jax.Array], context: Context, state: jax.Array
     ) -> tuple[dict[str, jax.Array], jax.Array]:
-        """As `__call__`, from any position of each row; and the sums afterwards."""
+        """`__call__` from any position of each sequence; and the state afterwards."""
         x = arrays[self.name]
-        found, state = prefill_moving_average(x, self._average(0), state, context.real(), chunk_size=_CHUNK)
-        return {**arrays, self.name: self._with_own(x, found)}, state
+        averaged, state = prefill_moving_average(x, self._average(0), state, context.real(), chunk_size=_CHUNK)
+        return {**arrays, self.name: self._add_residual(x, averaged)}, state
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """What enters the sums and is read from them."""
+        """Writing to and reading from N dimensions per channel."""
         return 4.0 * self.ways * self.own.shape[-1] * self.sums
 
     def _average(self, way: int) -> Average:
         damping, decay, into, out = (
             x[...][way].astype(jnp.float32) for x in (self.damping, self.decay, self.into, self.out)
         )
+        # Damped EMA: h keeps 1 − σ(δ) σ(α) and takes σ(δ) β x.
         share = jax.nn.sigmoid(damping)
         forgotten = jnp.minimum(share * jax.nn.sigmoid(decay), _LARGEST)
         return Average(jnp.log1p(-forgotten), share * into, out / jnp.sqrt(jnp.float32(self.sums)))
 
-    def _with_own(self, x_BxLxD: jax.Array, found_BxLxD: jax.Array) -> jax.Array:
-        return _silu_with_own(x_BxLxD, found_BxLxD, self.own[...])
+    def _add_residual(self, x_BxLxD: jax.Array, average_BxLxD: jax.Array) -> jax.Array:
+        return _residual_silu(x_BxLxD, average_BxLxD, self.own[...])
 
 
-class Beside(NamedTuple):
-    """What the unit's output needs besides the mixed values.
+class GatedResidual(NamedTuple):
+    """Inputs of the gated residual besides the attention output.
 
     stream: the residual stream, B×L×D.
     update: before its sigmoid, how far the stream is replaced, B×L×D.
@@ -126,9 +128,9 @@ class Beside(NamedTuple):
 
 
 class MegaUnit(AttentionSublayer[Pairs]):
-    """x + σ(u) ⊙ (silu(c + (A V ⊙ silu(r)) W_o) − x), where u, c, r and Z are maps of the moving average of norm(x).
+    """Mega layer: x + σ(u) ⊙ (silu(c + (A V ⊙ silu(r)) W_o) − x), with u, c, r and Z maps of the EMA of norm(x).
 
-    V = silu(norm(x) W_v) is a map of the stream itself; queries and keys are scale-offsets of silu(Z) (eq. 7–15).
+    V = silu(norm(x) W_v) is a map of the stream; queries and keys are scale-offsets of silu(Z) (eq. 7–15).
     """
 
     owns_residual = True
@@ -137,6 +139,7 @@ class MegaUnit(AttentionSublayer[Pairs]):
     def __init__(self, config: ModelConfig, options: MegaOptions, chunks: ChunkOptions, *, rngs: nnx.Rngs):
         """One head, expanded width E, shared width S."""
         bias = relative_bias(options.relative_bias, options.shared_dim, config, rngs=rngs)
+        # Attention within chunks only: mixed chunk attention without its global part.
         of_chunks = dataclasses.replace(chunks, local_attention=True, global_attention=False)
         core = MixedChunkCore(config, of_chunks, options.attention_function, bias)
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
@@ -153,7 +156,7 @@ class MegaUnit(AttentionSublayer[Pairs]):
         self.variants = ScaleOffsets(first_scales(core.scaled, (shared,), config, of_one_source=True, rngs=rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """The stream, its values, and what is to be averaged."""
+        """The stream, the values, and the input of the moving average."""
         normal = self.norm(x_BxLxD)
         return {"stream": x_BxLxD, "value": self.value(normal), "averaged": normal}
 
@@ -163,21 +166,21 @@ class MegaUnit(AttentionSublayer[Pairs]):
         variants = self.variants(silu(self.shared(averaged))[:, None])
         pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])
         maps_of_average = (self.update(averaged), self.candidate(averaged), self.gate(averaged))
-        beside = Beside(maps["stream"], *maps_of_average, context.dropout_key)
-        return Projected(self.rotated(pairs, context), silu(maps["value"])[:, None], beside)
+        residual_inputs = GatedResidual(maps["stream"], *maps_of_average, context.dropout_key)
+        return Projected(self.rotated(pairs, context), silu(maps["value"])[:, None], residual_inputs)
 
-    def finish(self, mixed_Bx1xLxE: jax.Array, beside: Beside) -> jax.Array:
+    def finish(self, mixed_Bx1xLxE: jax.Array, residual_inputs: GatedResidual) -> jax.Array:
         """The new stream."""
-        mixed = self.output(gated(beside.gate, join_heads(mixed_Bx1xLxE)))
-        proposed = drop(_silu_of_sum(beside.candidate, mixed), self.dropout, beside.dropout_key)
-        return _towards(beside.stream, proposed, beside.update)
+        mixed = self.output(gated(residual_inputs.gate, join_heads(mixed_Bx1xLxE)))
+        proposed = drop(_silu_of_sum(residual_inputs.candidate, mixed), self.dropout, residual_inputs.dropout_key)
+        return _towards(residual_inputs.stream, proposed, residual_inputs.update)
 
 
 # These keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
 @jax.checkpoint
-def _silu_with_own(x_BxLxD: jax.Array, found_BxLxD: jax.Array, own_D: jax.Array) -> jax.Array:
-    own = own_D.astype(jnp.float32)[None, None] * x_BxLxD.astype(jnp.float32)
-    return jax.nn.silu(found_BxLxD + own).astype(x_BxLxD.dtype)
+def _residual_silu(x_BxLxD: jax.Array, average_BxLxD: jax.Array, omega_D: jax.Array) -> jax.Array:
+    residual = omega_D.astype(jnp.float32)[None, None] * x_BxLxD.astype(jnp.float32)
+    return jax.nn.silu(average_BxLxD + residual).astype(x_BxLxD.dtype)
 
 
 @jax.checkpoint
@@ -191,10 +194,10 @@ def _towards(stream: jax.Array, proposed: jax.Array, update: jax.Array) -> jax.A
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found, mega = [], config[MegaOptions]
+    problems, mega = [], config[MegaOptions]
     if (config.rotary or mega.relative_bias == "rope") and mega.shared_dim % 2:
-        found.append(f"rotary positions pair dimensions: model.mega.shared_dim={mega.shared_dim} must be even")
-    return found + divisor_problems(config, mega.attention_function)
+        problems.append(f"rotary positions pair dimensions: model.mega.shared_dim={mega.shared_dim} must be even")
+    return problems + divisor_problems(config, mega.attention_function)
 
 
 MEGA = SublayerSpec(
@@ -210,8 +213,8 @@ ROWS = {
         (MEGA, MLP_SPEC),
         # Values of 2 D and a gated residual take 8.25 D², which leaves the MLP a width of 2 D, as published.
         {"mlp_dim": times(2)},
-        about="softmax attention inside chunks, whose queries and keys read moving averages, a gated residual, and an "
-        "MLP",
+        about="softmax attention within chunks, queries and keys from an exponential moving average, gated "
+        "residual, and an MLP",
         paper="Ma et al. 2022, arXiv:2209.10655",
     )
 }

@@ -1,4 +1,4 @@
-"""Nyströmformer: softmax attention from landmarks, and a convolution of the values (Xiong et al. 2021)."""
+"""Nyströmformer: softmax attention approximated with landmarks, and a convolution of the values (Xiong et al. 2021)."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.convolution import convolve_heads, reach
 from flash_lm.ops.nystrom import nystrom_attention
 
-# As PyTorch's convolutions, which the authors use, start: uniform up to ±1/√taps.
+# The initialisation of PyTorch's convolutions, which the authors use: uniform up to ±1/√taps.
 _TAPS_INIT = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
@@ -26,13 +26,13 @@ _TAPS_INIT = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 class NystromOptions:
     """Options of Nyström attention."""
 
-    landmarks: int = key(64, "m, means of queries and keys that stand for a document", at_least(1))
+    landmarks: int = key(64, "m, landmarks: segment means of the queries and keys", at_least(1))
     kernel_size: int = key(33, "taps of the convolution of the values; 0: none", at_least(0))
     pinv_steps: int = key(6, "iterations towards the pseudo-inverse", at_least(1))
 
 
 class NystromCore(WholeRowCore):
-    """softmax(q k̃ᵀ/√K) Z softmax(q̃ kᵀ/√K) v (see `ops.nystrom`), and a filter a head over v."""
+    """Nyström attention: softmax(q k̃ᵀ/√K) Z softmax(q̃ kᵀ/√K) v (see `ops.nystrom`), plus a filter of v per head."""
 
     def __init__(self, config: ModelConfig, options: NystromOptions, *, rngs: nnx.Rngs):
         """Initialises the filters."""
@@ -52,9 +52,9 @@ class NystromCore(WholeRowCore):
         return {"attention": True}
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Scores and values of tokens and landmarks, the means, and what is among the landmarks alone, once a row.
+        """Scores and values of tokens and landmarks, the means, and the pseudo-inverse, once per sequence.
 
-        A row of m tokens or fewer has pairs of tokens instead.
+        A sequence of m tokens or fewer has exact softmax attention.
         """
         m = self.landmarks
         sides = [(side, min(side, length)) for side in reach(self.kernel_size, False)] if self.kernel_size else []
@@ -62,6 +62,7 @@ class NystromCore(WholeRowCore):
         taps = (self.kernel_size - outside / length) * value_width
         if length <= m:
             return 2 * heads * (length * (key_width + value_width) + taps)
+        # F and B with their values, and the landmarks; A and the pseudo-inverse are shared by all tokens.
         of_tokens = 2 * m * (key_width + value_width) + 2 * m * key_width
         of_landmarks = m * m * (key_width + value_width) + self.steps * 4 * m**3
         return 2 * heads * (of_tokens + taps + of_landmarks / length)
@@ -90,7 +91,8 @@ ROWS = {
     "nystromformer": Family(
         (NYSTROM, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="softmax attention estimated from means of tokens, and an MLP; bidirectional, one document a row",
+        about="softmax attention approximated with landmarks (Nyström), and an MLP; bidirectional, one document per "
+        "sequence",
         paper="Xiong et al. 2021, arXiv:2102.03902",
     )
 }

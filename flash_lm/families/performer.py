@@ -1,4 +1,4 @@
-"""The Performer: softmax estimated by random features, decoded from one sum a head (Choromanski et al. 2020)."""
+"""Performer: softmax attention approximated by positive random features (FAVOR+, Choromanski et al. 2020)."""
 
 import math
 
@@ -32,9 +32,9 @@ _REDRAWN = "model.favor.redraw=True draws new features for each batch, which sum
 
 @section("model.favor")
 class FavorOptions:
-    """Options of the Performer's estimate of softmax."""
+    """Options of FAVOR+."""
 
-    features: int = key(None, "random features a head; open: K ln K of the head's width K", at_least(1))
+    features: int = key(None, "random features per head; open: K ln K of the head's width K", at_least(1))
     redraw: bool = key(False, "new features for each microbatch of training; false: always the same")
 
 
@@ -49,7 +49,7 @@ def _default_features(config: ModelConfig) -> int:
 
 
 class FavorCore(PlainCore):
-    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) with positive orthogonal random features φ (see `ops.favor`)."""
+    """FAVOR+: φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) with positive orthogonal random features φ (see `ops.favor`)."""
 
     def __init__(self, config: ModelConfig, options: FavorOptions, linear: LinearOptions, *, rngs: nnx.Rngs):
         """Samples the features, the same for all heads of the layer."""
@@ -63,6 +63,7 @@ class FavorCore(PlainCore):
         """B×H×L×E."""
         assert context.segments is not None
         frequencies_FxK = self.frequencies[...]
+        # Features are redrawn from the key of the microbatch; without a key, as in evaluation, they stay.
         if self.redraw and context.dropout_key is not None:
             key = jax.random.fold_in(context.dropout_key, _REDRAW)
             frequencies_FxK = orthogonal_frequencies(key, self.features, self.width)
@@ -81,13 +82,14 @@ class FavorCore(PlainCore):
         return {"attention": True}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> FeatureSums:
-        """The sums over no tokens; `capacity` is not used."""
+        """The state over no tokens; `capacity` is not used."""
         return no_features(batch, heads, self.features, value_width)
 
     def prefill(
         self, pairs: Pairs, v: jax.Array, context: Context, state: FeatureSums
     ) -> tuple[jax.Array, FeatureSums]:
-        """In blocks, starting from any position: the sum needs no chunk grid."""
+        """Chunkwise form from any position: the state needs no chunk grid."""
+        # Decoding always has the same features.
         featured = _featured(pairs, self.frequencies[...])
         return prefill_favor(*featured, v, state, context.real(), block_size=self.block_size)
 
@@ -121,7 +123,7 @@ ROWS = {
     "performer": Family(
         (FAVOR, MLP_SPEC),
         {"absolute_positions": "learned"},
-        about="softmax estimated by positive random features (FAVOR+), and an MLP",
+        about="softmax attention approximated by positive random features (FAVOR+), and an MLP",
         paper="Choromanski et al. 2020, arXiv:2009.14794",
     )
 }

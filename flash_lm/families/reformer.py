@@ -1,4 +1,4 @@
-"""Reformer: queries that are keys as well, each attends to tokens with the same hash ("Reformer", section 2)."""
+"""Reformer: LSH attention with shared queries and keys ("Reformer", Kitaev et al. 2020, section 2)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -31,12 +31,12 @@ def _even(number: int) -> str | None:
 
 @section("model.lsh")
 class LSHOptions:
-    """Options of attention to tokens with the same hash."""
+    """Options of LSH attention."""
 
-    num_hashes: int = key(2, "rounds of hashing, whose tokens are joined", at_least(1))
+    num_hashes: int = key(2, "rounds of hashing (multi-round LSH)", at_least(1))
     num_buckets: int = key(32, "values of a hash, an even number", _even)
     window: int = key(
-        64, "visible tokens of a bucket in each round, the query's own included; bidirectional: each way", at_least(1)
+        64, "visible tokens of a bucket in each round, the query itself included; bidirectional: each way", at_least(1)
     )
 
 
@@ -45,7 +45,7 @@ class Rotations(nnx.Variable):
 
 
 class LSHCache(NamedTuple):
-    """All tokens so far, at their positions.
+    """KV cache of all tokens so far, at their positions.
 
     key_BxHxMxK: unit vectors.
     value_BxHxMxE: values.
@@ -59,7 +59,7 @@ class LSHCache(NamedTuple):
 
 
 class LSHCore(PlainCore):
-    """softmax(q k̂ᵀ) v over tokens with the same hash, where k̂ = q / ‖q‖ (see `ops.lsh_attention`)."""
+    """LSH attention: softmax(q k̂ᵀ) v over tokens with the same hash, k̂ = q / ‖q‖ (see `ops.lsh_attention`)."""
 
     state_grows = True
 
@@ -78,62 +78,68 @@ class LSHCore(PlainCore):
         return lsh_attention(q, unit(q), v, by_bucket, window=self.window, causal=context.causal)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> LSHCache:
-        """An empty cache for `capacity` tokens a row."""
+        """An empty KV cache for `capacity` tokens per sequence."""
         keys, values = (jnp.zeros((batch, heads, capacity, x), self.state_dtype) for x in (key_width, value_width))
         return LSHCache(keys, values, jnp.zeros((batch, heads, capacity, self.rounds), jnp.int32))
 
     def prefill(self, q: jax.Array, v: jax.Array, context: Context, state: LSHCache) -> tuple[jax.Array, LSHCache]:
-        """The parallel form over the cache with the new tokens in it, of which only they are queries."""
+        """The parallel form over the cache that holds the new tokens, with only them as queries."""
         capacity = state.key_BxHxMxK.shape[2]
         spacing = capacity + self._reach(capacity)
         slot_BxL = jnp.where(context.real(), context.positions_BxL, capacity)  # padding is out of range and is dropped
+        # Write keys, values and buckets of the new tokens to the cache.
         key_BxHxMxK = write(state.key_BxHxMxK, unit(q), slot_BxL)
         value_BxHxMxE = write(state.value_BxHxMxE, v, slot_BxL)
+        # A place encodes bucket · spacing + rank, so the bucket of a cached token is a division.
         new_BxHxLxR = jnp.swapaxes(buckets_of(q, self.rotations[...]), 2, 3)
         buckets_BxHxRxM = jnp.swapaxes(write(state.place_BxHxMxR // spacing, new_BxHxLxR, slot_BxL), 2, 3)
         # Slots after the new tokens need no mask: a causal query neither sees nor counts later tokens.
         by_bucket = sorted_by_bucket(buckets_BxHxRxM, whole_row(capacity).runs_BxL, self.buckets, self.window)
         queries = write(jnp.zeros_like(key_BxHxMxK), q, slot_BxL)
         out_BxHxMxE = lsh_attention(queries, key_BxHxMxK, value_BxHxMxE, by_bucket, window=self.window, causal=True)
+        # Read the outputs of the new tokens, and store the places of all tokens.
         read_Bx1xLx1 = jnp.minimum(slot_BxL, capacity - 1)[:, None, :, None]
         out = jnp.take_along_axis(out_BxHxMxE, read_Bx1xLx1, axis=2).astype(v.dtype)
         places_BxHxRxM = buckets_BxHxRxM * spacing + by_bucket.ranks_BxHxRxL
         return out, LSHCache(key_BxHxMxK, value_BxHxMxE, jnp.swapaxes(places_BxHxRxM, 2, 3))
 
     def step(self, q: jax.Array, v: jax.Array, context: Context, state: LSHCache) -> tuple[jax.Array, LSHCache]:
-        """Softmax over the set of tokens that any round sees, which is what the joined rounds are."""
+        """Softmax over the union of the tokens that the rounds see, which equals the merged rounds."""
         capacity = state.key_BxHxMxK.shape[2]
         window = self._reach(capacity)
         spacing = capacity + window
         position_Bx1x1 = context.positions_BxL[..., None]
         slots_1x1xM = jnp.arange(capacity, dtype=jnp.int32)[None, None]
+        # The rank of the new token is the number of cached tokens in its bucket.
         first_BxHxR = buckets_of(q, self.rotations[...])[..., 0] * spacing
         start, stop = (x[:, :, None] for x in (first_BxHxR, first_BxHxR + spacing))
         before_BxHxMxR = is_between(start, state.place_BxHxMxR, stop) & (slots_1x1xM < position_Bx1x1)[..., None]
-        own_BxHxR = first_BxHxR + before_BxHxMxR.sum(axis=2, dtype=jnp.int32)
+        place_BxHxR = first_BxHxR + before_BxHxMxR.sum(axis=2, dtype=jnp.int32)
         slot_Bx1 = jnp.where(context.real(), context.positions_BxL, capacity)
-        new = (unit(q), v, own_BxHxR[:, :, None])
+        new = (unit(q), v, place_BxHxR[:, :, None])
         state = LSHCache(*(write(old, x, slot_Bx1) for old, x in zip(state, new, strict=True)))
+        # Scores over the cache; a token attends to itself only if it sees nothing else.
         scores_BxHx1xM = matmul(q.astype(state.key_BxHxMxK.dtype), state.key_BxHxMxK, transpose_b=True)
         scores_BxHx1xM = jnp.where((slots_1x1xM == position_Bx1x1)[:, None], SELF, scores_BxHx1xM)
-        visible_BxHxM = places_seen(own_BxHxR, state.place_BxHxMxR, window) & (slots_1x1xM <= position_Bx1x1)
+        # Visible are tokens whose rank in a common bucket differs by less than the window.
+        visible_BxHxM = places_seen(place_BxHxR, state.place_BxHxMxR, window) & (slots_1x1xM <= position_Bx1x1)
         out = softmax_of_scores(scores_BxHx1xM, visible_BxHxM[:, :, None], state.value_BxHxMxE).out_BxHxLxE
         return out.astype(v.dtype), state
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Hashes, and the pairs of the sorted row's windows, of which the tokens decide how many are visible."""
+        """Hashes, and the pairs of the windows of the sorted sequence; the tokens decide how many are visible."""
         near = min(self.window, length) - 1
         further = near * length - near * (near + 1) / 2
         pairs = 1 + further * (1 if causal else 2) / length
         return 2 * heads * self.rounds * (key_width * self.buckets / 2 + pairs * (key_width + value_width))
 
     def _reach(self, capacity: int) -> int:
-        """The window, as far as ranks can differ."""
+        """The window, no larger than ranks can differ."""
         return min(self.window, capacity)
 
 
 class ReformerAttention(AttentionSublayer[jax.Array]):
-    """Multi-head attention to tokens with the same hash; one projection gives the queries and the keys."""
+    """Multi-head LSH attention; queries and keys share one projection."""
 
     def __init__(self, config: ModelConfig, options: LSHOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
@@ -151,7 +157,7 @@ class ReformerAttention(AttentionSublayer[jax.Array]):
         return {"query": self.query(x_BxLxD), "value": self.value(x_BxLxD)}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[jax.Array]:
-        """Their heads."""
+        """Splits the heads of shared queries and keys, and of values."""
         return Projected(*(split_heads(maps[name], self.heads) for name in ("query", "value")))
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
@@ -167,7 +173,7 @@ ROWS = {
         (LSH, MLP_SPEC),
         # As in AFT-conv, the MLP gets the D² parameters that shared queries and keys save.
         {"absolute_positions": "learned", "mlp_dim": times(9, 2)},
-        about="softmax attention to tokens with the same hash, queries that are keys as well, and an MLP",
+        about="LSH attention with shared queries and keys, and an MLP",
         paper="Kitaev et al. 2020, arXiv:2001.04451",
     )
 }

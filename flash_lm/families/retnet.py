@@ -1,4 +1,4 @@
-"""RetNet: multi-scale retention ("Retentive Network: A Successor to Transformer", Sun et al. 2023, section 2)."""
+"""RetNet: multi-scale retention, linear attention with a fixed decay per head (Sun et al. 2023, section 2)."""
 
 import math
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ class RetentionOptions:
     """Options of multi-scale retention."""
 
     value_expand: int = key(2, "width of the values and of the gate, as a multiple of model.model_dim", at_least(1))
-    decay_base: float = key(5.0, "the sum of head h decays by 1 − 2^(−base − h) a token, h from 0", above(0))
+    decay_base: float = key(5.0, "the state of head h decays by 1 − 2^(−base − h) per token, h from 0", above(0))
 
 
 class Retention(AttentionSublayer[DecayedInputs]):
-    """(silu(x W_g) ⊙ norm(o)) W_o, where a head's sum o = q S, S ← γ S + kᵀ v forgets at its own rate γ (eq. 5–8).
+    """Multi-scale retention: (silu(x W_g) ⊙ norm(o)) W_o, o_t = q_t S_t, S_t = γ S_{t−1} + k_tᵀ v_t (eq. 5–8).
 
-    The norm is that of each head's root mean square, without a gain; it takes the place of a denominator.
+    The decay γ is fixed per head. The norm is an RMS norm per head without a gain; it replaces the denominator.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Retention(AttentionSublayer[DecayedInputs]):
         q, k, v = (split_heads(maps[name], self.heads) for name in ("query", "key", "value"))
         if self.rotary_width is not None:
             q, k = (rotate(x, context.rotary[self.rotary_width]) for x in (q, k))
-        # In bfloat16 all but the first few would be 1.
-        forgets = 2.0 ** -(self.decay_base + np.arange(self.heads))
-        log_decay_1xHx1 = jnp.asarray(np.log1p(-forgets), jnp.float32)[None, :, None]
+        # In float32, from 1 − γ: in bfloat16 all but the first few γ would be 1.
+        one_minus_gamma = 2.0 ** -(self.decay_base + np.arange(self.heads))
+        log_decay_1xHx1 = jnp.asarray(np.log1p(-one_minus_gamma), jnp.float32)[None, :, None]
         return Projected(DecayedInputs(q / math.sqrt(self.key_width), k, log_decay_1xHx1), v, maps["gate"])
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
@@ -90,7 +90,7 @@ ROWS = {
         (RETENTION, MLP_SPEC),
         # Values and gates of 2 D take 4 D² more than the Transformer's, which the MLP gives.
         {"rotary": True, "mlp_dim": times(2)},
-        about="linear attention whose sums forget at a rate a head, gated values twice as wide, and an MLP",
+        about="multi-scale retention: linear attention with a fixed decay per head, output gate, and an MLP",
         paper="Sun et al. 2023, arXiv:2307.08621",
     )
 }

@@ -1,4 +1,4 @@
-"""RWKV-4: time mixing and channel mixing ("RWKV: Reinventing RNNs for the Transformer Era", Peng et al. 2023)."""
+"""RWKV-4: time mixing and channel mixing with token shift ("RWKV", Peng et al. 2023)."""
 
 from collections.abc import Mapping
 
@@ -26,10 +26,10 @@ _CHANNEL_POWERS = {"receptance": (0.5, 0.0), "key": (0.5, 0.0)}
 
 
 class TokenShift(nnx.Module):
-    """μ x_t + (1 − μ) x_(t−1), with a μ a channel for each of several maps; before a document there are zeros."""
+    """Token shift: μ x_t + (1 − μ) x_{t−1}, with a μ per channel and map; zeros before a document."""
 
     def __init__(self, config: ModelConfig, powers: Mapping[str, tuple[float, float]]):
-        """The first channels start with the token before, the last ones with the token itself.
+        """Initial μ: the first channels read the previous token, the last ones the token itself.
 
         Args:
             config: the model's.
@@ -37,16 +37,16 @@ class TokenShift(nnx.Module):
         """
         self.names, self.width = tuple(powers), config.model_dim
         self.state_dtype = jnp.dtype(config.state_dtype or config.dtype)
-        place_D = jnp.arange(config.model_dim, dtype=jnp.float32) / config.model_dim
+        fraction_D = jnp.arange(config.model_dim, dtype=jnp.float32) / config.model_dim
         for name, (power, constant) in powers.items():
-            share_D = place_D**power + constant
+            share_D = fraction_D**power + constant
             setattr(self, name, nnx.Param(share_D.astype(jnp.dtype(config.param_dtype)), **VECTORS))
 
     def __call__(self, arrays: Mapping[str, jax.Array], context: Context) -> dict[str, jax.Array]:
         """From the input, named "x", to an array for each map, B×L×D."""
         assert context.segments is not None
         x = arrays["x"]
-        return self._mixed(x, convolve(x, self._before(x), context.segments.runs_BxL, causal=True))
+        return self._mixed(x, convolve(x, self._shift_taps(x), context.segments.runs_BxL, causal=True))
 
     def init_state(self, batch: int) -> dict[str, jax.Array]:
         """The input before the first token."""
@@ -55,33 +55,34 @@ class TokenShift(nnx.Module):
     def prefill(
         self, arrays: Mapping[str, jax.Array], context: Context, state: Mapping[str, jax.Array]
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """As `__call__`, from any position of each row; and the last input."""
+        """`__call__` from any position of each sequence; and the last input."""
         assert context.lengths_B is not None
         x = arrays["x"]
-        before, last = continue_convolution(x, self._before(x), state["x"], context.lengths_B)
-        return self._mixed(x, before), {"x": last}
+        previous, last = continue_convolution(x, self._shift_taps(x), state["x"], context.lengths_B)
+        return self._mixed(x, previous), {"x": last}
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """None: elementwise operations are not counted."""
         return 0.0
 
-    def _before(self, x: jax.Array) -> jax.Array:
+    def _shift_taps(self, x: jax.Array) -> jax.Array:
         return jnp.stack([jnp.ones(self.width, x.dtype), jnp.zeros(self.width, x.dtype)])
 
-    def _mixed(self, x: jax.Array, before: jax.Array) -> dict[str, jax.Array]:
+    def _mixed(self, x: jax.Array, previous: jax.Array) -> dict[str, jax.Array]:
         share = {name: getattr(self, name)[...].astype(x.dtype)[None, None] for name in self.names}
-        return {name: before + share[name] * (x - before) for name in self.names}
+        return {name: previous + share[name] * (x - previous) for name in self.names}
 
 
 class WKVCore(PlainCore):
-    """A mean of values with weights that decay by channel (see `ops.wkv`); bidirectional: from both sides."""
+    """WKV: mean of values with weights e^k that decay exponentially per channel (see `ops.wkv`)."""
 
     def __init__(self, config: ModelConfig, options: LinearOptions):
-        """Rates from e^−5 to e^3 a token; the token itself counts 0.3 times, more or less by channel."""
+        """Rates from e^−5 to e^3 per token; the token itself counts about 0.3 times, varying by channel."""
         self.chunk_size, dtype = options.chunk_size, jnp.dtype(config.param_dtype)
-        place_D = np.arange(config.model_dim) / max(config.model_dim - 1, 1)
+        fraction_D = np.arange(config.model_dim) / max(config.model_dim - 1, 1)
+        # Initial rates and bonuses follow the authors' code: slow to fast channels, bonuses in a zigzag.
         zigzag_D = (np.arange(config.model_dim) + 1) % 3 - 1
-        self.log_rate = nnx.Param(jnp.asarray(-5 + 8 * place_D**1.35, dtype), **VECTORS)
+        self.log_rate = nnx.Param(jnp.asarray(-5 + 8 * fraction_D**1.35, dtype), **VECTORS)
         self.bonus = nnx.Param(jnp.asarray(np.log(0.3) + 0.5 * zigzag_D, dtype), **VECTORS)
 
     def __call__(self, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
@@ -92,11 +93,11 @@ class WKVCore(PlainCore):
         return out[:, None]
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Sums:
-        """Of no tokens, B×D each; `capacity` is not used."""
+        """The state over no tokens, B×D each; `capacity` is not used."""
         return Sums.nothing((batch, value_width))
 
     def prefill(self, k: jax.Array, v: jax.Array, context: Context, state: Sums) -> tuple[jax.Array, Sums]:
-        """Starts from any position of each row."""
+        """Continues each sequence from any position."""
         row = (k[:, 0], v[:, 0], *self._decay(), state, context.real())
         out, state = prefill_wkv(*row, chunk_size=self.chunk_size)
         return out[:, None], state
@@ -112,7 +113,7 @@ class WKVCore(PlainCore):
 
 
 class TimeMix(AttentionSublayer[jax.Array]):
-    """(σ(R) ⊙ wkv(K, V)) W_o, where R, K and V are maps of the token mixed with the one before it (eq. 11–17)."""
+    """Time mixing: (σ(R) ⊙ wkv(K, V)) W_o with R, K and V maps after a token shift (eq. 11–17)."""
 
     convolutions: TokenShift  # type: ignore[assignment]
 
@@ -130,7 +131,7 @@ class TimeMix(AttentionSublayer[jax.Array]):
         self.output = Output(dim, dim, config, rngs=rngs)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """The input itself: the shift stands before the linear maps."""
+        """The input: the token shift comes before the linear maps."""
         return {"x": x_BxLxD}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[jax.Array]:
@@ -144,7 +145,7 @@ class TimeMix(AttentionSublayer[jax.Array]):
 
 
 class ChannelMix(Sublayer):
-    """σ(R) ⊙ (relu(K)² W_v), where R and K are maps of the token mixed with the one before it (eq. 18–20)."""
+    """Channel mixing: σ(R) ⊙ (relu(K)² W_v) with R and K maps after a token shift (eq. 18–20)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width config.mlp_dim."""
@@ -166,7 +167,7 @@ class ChannelMix(Sublayer):
     def prefill(
         self, x_BxLxD: jax.Array, context: Context, state: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
-        """Any number of tokens a row, including none."""
+        """Any number of tokens per sequence, including none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
         shifted, state = self.shift.prefill({"x": x_BxLxD}, context, state)
@@ -177,6 +178,7 @@ class ChannelMix(Sublayer):
         return 2 * self.weights
 
     def _mixed(self, shifted: Mapping[str, jax.Array]) -> jax.Array:
+        # Squared ReLU feed-forward, gated by the receptance.
         hidden = jnp.square(jax.nn.relu(self.up(shifted["key"])))
         return jax.nn.sigmoid(self.receptance(shifted["receptance"])) * self.down(hidden)
 
@@ -187,7 +189,7 @@ CHANNEL_MIX = SublayerSpec(ChannelMix, keys=frozenset({"mlp_dim"}), defaults={"m
 ROWS = {
     "rwkv4": Family(
         (TIME_MIX, CHANNEL_MIX),
-        about="a mean of values whose weights decay by channel, and a gated MLP; both read the token before, too",
+        about="time mixing (exponential decay per channel) and channel mixing, both with token shift",
         paper="Peng et al. 2023, arXiv:2305.13048",
     )
 }

@@ -1,4 +1,4 @@
-"""How a sublayer of a layer is built and which keys it reads; and what the specs of several families share."""
+"""SublayerSpec: how a sublayer is built from a config and which keys it reads; helpers for the specs of families."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -30,9 +30,9 @@ class SublayerSpec:
 
     Attributes:
         build: called with the config that all families share, each section, and rngs.
-        sections: its sections of keys.
+        sections: sections of keys that it reads.
         keys: keys of config.model itself that only some sublayers read.
-        unread: keys of its sections that this sublayer does not read, such as aft.window.
+        unread: keys of these sections that this sublayer does not read, such as aft.window.
         defaults: defaults of open keys, by name, such as gau.expanded_dim.
         problems: sentences on why this sublayer cannot be built from a complete config.
         serves: what it supports: "causal", "bidirectional", "packed" (rows of several documents that do not see each
@@ -53,8 +53,8 @@ class SublayerSpec:
 
     def reads(self) -> set[str]:
         """Names of keys that this sublayer reads and others may not, such as model.gau.heads."""
-        own = set().union(*(keys.names_of(kind) for kind in self.sections))
-        return {f"model.{key}" for key in self.keys} | own - {f"model.{key}" for key in self.unread}
+        section_keys = set().union(*(keys.names_of(kind) for kind in self.sections))
+        return {f"model.{key}" for key in self.keys} | section_keys - {f"model.{key}" for key in self.unread}
 
 
 def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
@@ -65,7 +65,7 @@ def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
 
 
 def of_heads(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
-    """A fraction of D for all heads together, each rounded up to a whole width."""
+    """A fraction of D for all heads together, the width of a head rounded up."""
     return lambda config: config.num_heads * -(-numerator * config.model_dim // (denominator * config.num_heads))
 
 
@@ -78,8 +78,8 @@ def width_problems(config: ModelConfig) -> list[str]:
 def head_problems(config: ModelConfig) -> list[str]:
     """Why heads cannot share the width of the model, or have no rotary positions."""
     dim, heads = config.model_dim, config.num_heads
-    if found := width_problems(config):
-        return found
+    if problems := width_problems(config):
+        return problems
     if config.rotary and dim // heads % 2:
         return [f"model.rotary pairs dimensions: the head width {dim} / {heads} must be even"]
     return []

@@ -1,4 +1,4 @@
-"""The package's own families: registers the rows of each family's module, in the order of the table.
+"""Registers the built-in families, in the order in which tables list them.
 
 A module says in `ROWS` which families it has, so importing one alone changes nothing.
 """

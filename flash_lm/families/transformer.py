@@ -1,4 +1,4 @@
-"""The Transformer, and with rotary positions (+) and a gated feed-forward (++)."""
+"""The Transformer; Transformer+ with rotary positions (RoPE), Transformer++ also with a gated feed-forward (GLU)."""
 
 from flax import nnx
 
@@ -20,10 +20,10 @@ def _attention(
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found, heads, key_heads = head_problems(config), config.num_heads, config.num_kv_heads
+    problems, heads, key_heads = head_problems(config), config.num_heads, config.num_kv_heads
     if heads % key_heads:
-        found.append(f"model.num_heads={heads} must be a multiple of model.num_kv_heads={key_heads}")
-    return found
+        problems.append(f"model.num_heads={heads} must be a multiple of model.num_kv_heads={key_heads}")
+    return problems
 
 
 SOFTMAX = SublayerSpec(
@@ -44,7 +44,7 @@ ROWS = {
     "transformer_plus": Family(
         (SOFTMAX, MLP_SPEC),
         {"rotary": True},
-        about="the Transformer with rotary positions",
+        about="the Transformer with rotary positions (RoPE)",
         paper="Su et al. 2021, arXiv:2104.09864",
     ),
     "transformer_plus_plus": Family(

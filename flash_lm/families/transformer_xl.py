@@ -1,4 +1,4 @@
-"""Transformer-XL: a memory of the segment before, and relative positions (Dai et al. 2019)."""
+"""Transformer-XL: segment-level recurrence and relative positions (Dai et al. 2019)."""
 
 import itertools
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from flash_lm.ops.transformer_xl import SegmentInputs, Values
 
 @section("model.xl")
 class XLOptions:
-    """Options of segments with a memory."""
+    """Options of segment-level recurrence."""
 
     segment: int = key(128, "C, tokens of a segment, and of the memory, which is the segment before", at_least(1))
     memory_gradient: bool = key(
@@ -34,11 +34,11 @@ class XLOptions:
 
 
 class SegmentCore(PlainCore):
-    """softmax over the query's segment and the memory; causal, or with the segments on both sides.
+    """Segment-level recurrence: softmax over the segment and the memory, the previous segment; or over both neighbours.
 
     Attributes:
-        apart: whether the values as later segments see them, which have another derivative, stand behind the values, in
-            the last dimension; otherwise they are the values.
+        apart: whether the values as memory, which have another derivative, follow the values in the last dimension;
+            otherwise they are the same.
     """
 
     def __init__(self, config: ModelConfig, options: XLOptions):
@@ -56,15 +56,15 @@ class SegmentCore(PlainCore):
         return empty_ring(batch, heads, 2 * self.segment, key_width, value_width, self.state_dtype)
 
     def prefill(self, by: SegmentInputs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
-        """Starts at any place in a segment, which may differ by row."""
+        """Continues each sequence from any position in a segment."""
         assert context.lengths_B is not None
         start_B = context.positions_BxL[:, 0]
         return ops.prefill_segments(by, self._values(v), state, start_B, context.lengths_B, segment=self.segment)
 
     def step(self, by: SegmentInputs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
-        """One token a row."""
+        """One token per sequence."""
         position_B, real_B = context.positions_BxL[:, 0], context.real()[:, 0]
-        return ops.step_segments(by, self._values(v).own, state, position_B, real_B, segment=self.segment)
+        return ops.step_segments(by, self._values(v).current, state, position_B, real_B, segment=self.segment)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Two scores and a weighted value for each visible pair, and the map of the distances."""
@@ -82,9 +82,9 @@ class SegmentCore(PlainCore):
 
 
 class SegmentAttention(AttentionSublayer[SegmentInputs]):
-    """Multi-head attention over the segment and its memory.
+    """Multi-head attention with segment-level recurrence, over the segment and its memory.
 
-    The memory is of the sublayer's own input, one segment before. Unless `xl.memory_gradient` or bidirectional, its
+    The memory is the input of this sublayer, one segment earlier. Unless `xl.memory_gradient` or bidirectional, its
     derivative ends at the weights of keys and values, as it does between batches in the authors' code.
     """
 
@@ -129,12 +129,12 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    found = width_problems(config)
+    problems = width_problems(config)
     if config.model_dim % 2:
-        found.append(f"sinusoids of distances need an even width: model.model_dim={config.model_dim} must be even")
+        problems.append(f"sinusoids of distances need an even width: model.model_dim={config.model_dim} must be even")
     if config.short_convolution:
-        found.append("model.family=transformer_xl has no short convolutions: set --config.model.short_convolution=0")
-    return found
+        problems.append("model.family=transformer_xl has no short convolutions: set --config.model.short_convolution=0")
+    return problems
 
 
 SEGMENTS = SublayerSpec(SegmentAttention, (XLOptions,), frozenset({"num_heads"}), problems=_problems)
@@ -142,7 +142,7 @@ ROWS = {
     "transformer_xl": Family(
         (SEGMENTS, MLP_SPEC),
         {"mlp_dim": times(7, 2)},  # the map of distances is a fifth matrix of D² parameters, which the MLP gives
-        about="softmax attention to the own segment and the one before, relative positions, and an MLP",
+        about="softmax attention with segment-level recurrence and relative positions, and an MLP",
         paper="Dai et al. 2019, arXiv:1901.02860",
     )
 }

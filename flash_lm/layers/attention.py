@@ -1,4 +1,4 @@
-"""The projections around an attention core, and those of multi-head attention."""
+"""Attention sublayers: projections around an attention core; multi-head and grouped-query attention (MHA, GQA)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,14 +17,14 @@ from flash_lm.layers.scale_offsets import ScaleOffsets, unit_scales
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.positions import rotate
 
-Mixed = TypeVar("Mixed")  # what determines the core's mixing
+Mixed = TypeVar("Mixed")  # the inputs of a core besides the values
 
 
 class Projected(NamedTuple, Generic[Mixed]):
     """The inputs of an attention core, and the gate of its output.
 
     Attributes:
-        by: what determines how values are mixed: pairs of queries and keys, or keys only.
+        by: pairs of queries and keys, or keys only, from which the core computes the weights of the values.
         v_BxHxLxE: the values.
         gate: what `finish` needs besides the mixed values, such as their factor, B×L×E; None: nothing.
     """
@@ -35,16 +35,16 @@ class Projected(NamedTuple, Generic[Mixed]):
 
 
 class ConvolvedState(NamedTuple):
-    """Decode state of an attention with short convolutions: its core's, and the last inputs of each convolution."""
+    """Decode state with short convolutions: the state of the core, and the last inputs of each convolution."""
 
     core: State
     last: Mapping[str, jax.Array]
 
 
 class AttentionSublayer(Sublayer, Generic[Mixed]):
-    """Projects, mixes with the core and projects back; subclasses define the projections.
+    """An attention sublayer: input projections, attention core, output projection. Subclasses define the projections.
 
-    With model.short_convolution there are convolutions between the linear maps and all else.
+    With model.short_convolution, convolutions follow the input projections.
     """
 
     core: Core[Mixed]
@@ -58,36 +58,36 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
 
     @property
     def state_grows(self) -> bool:  # type: ignore[override]
-        """As for the core."""
+        """The same as for the core."""
         return self.core.state_grows
 
     @property
     def longest(self) -> int | None:  # type: ignore[override]
-        """The reach of the core's bias."""
+        """Longest sequence that the core supports."""
         return self.core.longest
 
     @property
     def longest_key(self) -> str:  # type: ignore[override]
-        """As for the core."""
+        """The same as for the core."""
         return self.core.longest_key
 
     @property
     def undecodable(self) -> str | None:  # type: ignore[override]
-        """As for the core."""
+        """The same as for the core."""
         return self.core.undecodable
 
     @property
     def uncarried(self) -> str | None:  # type: ignore[override]
-        """As for the core."""
+        """The same as for the core."""
         return self.core.uncarried
 
     @property
     def settles_every(self) -> int | None:  # type: ignore[override]
-        """As for the core's state."""
+        """The same as for the core."""
         return self.core.settles_every
 
     def settle(self, state: State, positions_B: jax.Array) -> State:
-        """Settles the core's state."""
+        """Folds finished chunks into the state of the core."""
         if self.convolutions is None:
             return self.core.settle(state, positions_B)
         return ConvolvedState(self.core.settle(state.core, positions_B), state.last)
@@ -98,11 +98,11 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return self.key_width if self.rotary else None
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """The outputs of the linear maps before the core, B×L×… each; convolutions go by these names."""
+        """The input projections by name, B×L×… each; short convolutions have the same names."""
         raise TypeError(f"{type(self).__name__} must define maps")
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Mixed]:
-        """The inputs of the core and the gate, from the linear maps."""
+        """The inputs of the core and the gate, from the input projections."""
         raise TypeError(f"{type(self).__name__} must define arrange")
 
     def project(self, x_BxLxD: jax.Array, context: Context) -> Projected[Mixed]:
@@ -111,7 +111,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return self.arrange(self.convolutions(maps, context) if self.convolutions else maps, context)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate: Any, /) -> jax.Array:
-        """From the core's output to B×L×D."""
+        """Output projection: from the output of the core to B×L×D."""
         raise TypeError(f"{type(self).__name__} must define finish")
 
     def rotated(self, pairs: Pairs, context: Context) -> Pairs:
@@ -123,63 +123,66 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D."""
+        # Input projections, token mixing, output projection.
         by, v, gate = self.project(x_BxLxD, context)
         return self.finish(self.core(by, v, context), gate)
 
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """The weight of each token's values in each other token's output, B×H×L×L, by part of the core.
+        """The attention matrix, B×H×L×L, by part of the core: the weight of each value in each output.
 
-        Every core is linear in the values, so one token at a time has values of one, and all others have zero. If a
-        weight differs by channel, this is the mean. The cost is that of L calls, so use small inputs.
+        Every core is linear in the values, so column j is the output for values of one at token j and zero elsewhere.
+        If a weight differs by channel, this is the mean. The cost is that of L calls, so use small inputs.
         """
         by, v, _ = self.project(x_BxLxD, context)
 
-        def of_token(place: jax.Array) -> dict[str, jax.Array]:
-            unit = jnp.zeros_like(v).at[:, :, place].set(1)
+        # Column j of the attention matrix is the output for a one-hot value at token j.
+        def column(token: jax.Array) -> dict[str, jax.Array]:
+            unit = jnp.zeros_like(v).at[:, :, token].set(1)
             return jax.tree.map(lambda out: out.astype(jnp.float32).mean(axis=-1), self.core.parts(by, unit, context))
 
-        stacked = jax.lax.map(of_token, jnp.arange(v.shape[2]))
+        stacked = jax.lax.map(column, jnp.arange(v.shape[2]))
         return jax.tree.map(lambda of_all: jnp.moveaxis(of_all, 0, -1), stacked)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
-        """The core's state; and the last inputs of the convolutions, if there are any."""
+        """The state of the core; with short convolutions also their last inputs."""
         core = self.core.init_state(batch_size, self.key_heads, self.key_width, self.value_width, capacity)
         return ConvolvedState(core, self.convolutions.init_state(batch_size)) if self.convolutions else core
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """Any number of tokens a row, including none."""
+        """Any number of tokens per sequence, including none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
         return self._decode(self.core.prefill, x_BxLxD, context, state)
 
     def step(self, x_BxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """One token a row."""
+        """One token per sequence."""
         y_Bx1xD, state = self._decode(self.core.step, x_BxD[:, None], context, state)
         return y_Bx1xD[:, 0], state
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """Projections, convolutions and core."""
+        """Input and output projections, convolutions and core."""
         core = self.core.flops_per_token(length, causal, self.heads, self.key_width, self.value_width)
         convolutions = self.convolutions.flops_per_token(length, causal) if self.convolutions else 0
         return 2 * self.projection_weights + convolutions + core
 
     def _decode(self, mix: Callable, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        maps, of_core, last = self.maps(x_BxLxD), state, {}
+        # The convolutions keep their last inputs; the core has a separate state.
+        maps, core_state, last = self.maps(x_BxLxD), state, {}
         if self.convolutions is not None:
             maps, last = self.convolutions.prefill(maps, context, state.last)
-            of_core = state.core
+            core_state = state.core
         by, v, gate = self.arrange(maps, context)
-        mixed_BxHxLxE, of_core = mix(by, v, context, of_core)
-        return self.finish(mixed_BxHxLxE, gate), ConvolvedState(of_core, last) if self.convolutions else of_core
+        mixed_BxHxLxE, core_state = mix(by, v, context, core_state)
+        return self.finish(mixed_BxHxLxE, gate), ConvolvedState(core_state, last) if self.convolutions else core_state
 
 
 class MultiHeadAttention(AttentionSublayer[Pairs]):
-    """softmax(q kᵀ / √K) v in H heads, then W_o ("Attention Is All You Need", section 3.2.2).
+    """Multi-head attention: softmax(q kᵀ / √K) v in H heads, then W_o ("Attention Is All You Need", section 3.2.2).
 
-    Several heads of queries may share one of keys and values ("GQA", Ainslie et al. 2023, section 2.2), which the cache
-    then holds once. If a core needs several pairs, each is a scale-offset of the heads' queries and keys, so the size
-    stays that of the Transformer (MC-TFM). Queries and keys may have an RMS norm each, so that scores cannot grow with
-    them ("Scaling Vision Transformers to 22 Billion Parameters", Dehghani et al. 2023, section 2; a layer norm there).
+    Several heads of queries may share a head of keys and values ("GQA", Ainslie et al. 2023, section 2.2), which the KV
+    cache then holds once. If a core needs several pairs, each is a scale-offset of the heads' queries and keys, so the
+    size stays that of the Transformer (MC-TFM). QK-norm: an RMS norm of queries and keys keeps scores from growing
+    ("Scaling Vision Transformers to 22 Billion Parameters", Dehghani et al. 2023, section 2, with a layer norm).
     """
 
     def __init__(
@@ -199,6 +202,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         self.heads, self.key_heads = config.num_heads, key_heads or config.num_heads
         self.value_width = dim // self.heads
         self.key_width = key_width or self.value_width
+        # Grouped-query attention: keys and values may have fewer heads than the queries.
         widths = {
             "query": self.heads * self.key_width,
             "key": self.key_heads * self.key_width,
@@ -214,6 +218,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
             # Queries and keys are already projections, so they do not start small as in a GAU, whatever the init.
             return ScaleOffsets(unit_scales(core.scaled, width, config)) if scale_offsets else None
 
+        # MC-TFM: pairs for local and global attention from the same queries and keys.
         self.query_variants, self.key_variants = variants(), variants()
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 
@@ -235,19 +240,19 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         return self.output(join_heads(mixed_BxHxLxE))
 
 
-# Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
+# Rematerialised: the backward pass recomputes the intermediate results from the inputs.
 silu = jax.checkpoint(jax.nn.silu)
 gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
 
 
 def query_key_norms(config: ModelConfig, width: int) -> tuple[RMSNorm | None, RMSNorm | None]:
-    """The norms of a head's queries and keys, with model.query_key_norm."""
+    """QK-norm: RMS norms of the queries and keys of a head, with model.query_key_norm."""
     norm = lambda: RMSNorm(config, width) if config.query_key_norm else None
     return norm(), norm()
 
 
 def normalised(x_BxHxLxK: jax.Array, norm: RMSNorm | None) -> jax.Array:
-    """Queries or keys with their norm, if there is one."""
+    """Queries or keys after QK-norm, if the model has it."""
     return x_BxHxLxK if norm is None else norm(x_BxHxLxK)
 
 

@@ -1,4 +1,4 @@
-"""The interface of attention cores, which mix the values between a sublayer's projections."""
+"""The interface of attention cores: token mixing between the input and output projections of a sublayer."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -27,13 +27,13 @@ Mixed = TypeVar("Mixed", contravariant=True)
 
 
 class Core(Protocol[Mixed]):
-    """Mixes values as pairs of queries and keys, or keys only, determine.
+    """Token mixing: weighted sums of values, with weights from queries and keys, or from keys only.
 
     A core is linear in the values; `weights` of a sublayer relies on this.
 
     Attributes:
         state_grows: whether the decode state grows with the number of tokens.
-        longest: largest number of tokens in a row; None: any.
+        longest: largest number of tokens in a sequence; None: any.
         longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
         uncarried, settles_every: as for a `Sublayer`.
@@ -65,24 +65,24 @@ class Core(Protocol[Mixed]):
         ...
 
     def prefill(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, state: Any, /) -> tuple[jax.Array, State]:
-        """Consumes context.lengths_B tokens of each row, from any position."""
+        """Consumes context.lengths_B tokens per sequence in parallel, from any position."""
         ...
 
     def step(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, state: Any, /) -> tuple[jax.Array, State]:
-        """Consumes one token a row, L = 1."""
+        """Recurrent form: consumes one token per sequence, L = 1."""
         ...
 
     def settle(self, state: Any, positions_B: jax.Array, /) -> State:
-        """As for a `Sublayer`."""
+        """Folds finished chunks into the state; see `Sublayer.settle`."""
         ...
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Model FLOPs of the forward pass a token."""
+        """Model FLOPs of the forward pass per token."""
         ...
 
 
 class CoreOfPairs(Core[Pairs], Protocol):
-    """A core that mixes by pairs of queries and keys.
+    """A core whose weights come from pairs of queries and keys.
 
     Attributes:
         scaled: the names of the pairs that it takes, in the order of their parameters, and whether their scores are
@@ -94,7 +94,7 @@ class CoreOfPairs(Core[Pairs], Protocol):
 
 
 class PlainCore(nnx.Module):
-    """What most cores have in common: one part, and a state of constant size that needs no settling."""
+    """Defaults of most cores: one part, and a state of constant size that never needs `settle`."""
 
     state_grows: Any = False
     longest: Any = None
@@ -104,7 +104,7 @@ class PlainCore(nnx.Module):
     settles_every: Any = None
 
     def parts(self, by: Any, v_BxHxLxE: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """One part, which is the whole output."""
+        """The output as one part."""
         return {"attention": self(by, v_BxHxLxE, context)}
 
     def settle(self, state: Any, positions_B: jax.Array) -> Any:
@@ -118,7 +118,7 @@ class UndecodableCore(PlainCore):
 
     @property
     def undecodable(self) -> str | None:  # type: ignore[override]
-        """True of either kind."""
+        """The sentence for both kinds of core."""
         return f"{type(self).__name__} defines no prefill and no step: a model with it is trained and scored only"
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Any:
@@ -133,15 +133,15 @@ class UndecodableCore(PlainCore):
 
 
 class WholeRowCore(UndecodableCore):
-    """A core whose every output depends on the whole row: bidirectional, one document a row."""
+    """A core whose outputs all depend on the full sequence: bidirectional, one document per sequence."""
 
     undecodable: Any = "this attention mixes all tokens of a row at once: prefill and step are not supported"
 
     def real(self, context: Context) -> jax.Array:
-        """Which tokens are not padding, (B or 1)×L, which is at the end of a row.
+        """Which tokens are not padding, (B or 1)×L; padding is at the end.
 
         Raises:
-            InputError: the context is causal, or its rows may hold several documents.
+            InputError: the context is causal, or its sequences may be packed.
         """
         if context.causal or context.packed or context.segments is None:
             raise InputError(

@@ -1,4 +1,4 @@
-"""What a sublayer must know of its tokens besides their vectors."""
+"""Context of a forward pass: positions, documents, padding, rotary tables and masks of the tokens; memory."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """A second sequence that tokens attend to.
+    """A second sequence for cross attention, such as the output of an encoder.
 
     Attributes:
         x_BxMxD: its vectors.
         lengths_B: how many of them are real; the rest is padding.
-        first_BxL: the place of the first that each token sees.
-        stop_BxL: the place after the last one.
-        packed: static; a row may hold several documents, each with its own part of the memory.
+        first_BxL: index of the first vector that each token sees.
+        stop_BxL: index after the last one.
+        packed: static; a sequence may hold several documents, each with a separate part of the memory.
     """
 
     x_BxMxD: jax.Array
@@ -32,30 +32,31 @@ class Memory:
     packed: bool = dataclasses.field(metadata={"static": True})
 
     def sight(self) -> Sight:
-        """What the tokens see; their own places do not matter."""
+        """The span of the memory that each token sees; positions of the tokens do not matter."""
         return Sight(jnp.zeros_like(self.first_BxL), self.first_BxL, self.stop_BxL)
 
 
 def memory_of(
-    x_BxMxD: jax.Array, own_ids: jax.Array | None, segment_ids: jax.Array | None, length: int, *, packed: bool
+    x_BxMxD: jax.Array, memory_ids: jax.Array | None, segment_ids: jax.Array | None, length: int, *, packed: bool
 ) -> Memory:
-    """The memory of whole rows, for the parallel form.
+    """The memory of full sequences, for the parallel form.
 
     Args:
         x_BxMxD: its vectors.
-        own_ids: B×M, the segment id of the tokens that see each vector, each a contiguous run, 0 = padding; None: all
-            is seen.
-        segment_ids: B×L, those of the tokens; None: one document a row.
+        memory_ids: B×M, the segment id of the tokens that see each vector, each a contiguous run, 0 = padding; None:
+            all is seen.
+        segment_ids: B×L, those of the tokens; None: one document per sequence.
         length: L.
-        packed: False promises one document a row, with padding at its end, whatever the segment ids.
+        packed: False promises one document per sequence, with padding at its end, whatever the segment ids.
     """
     batch, size = x_BxMxD.shape[:2]
-    own_BxM = jnp.ones((batch, size), jnp.int32) if own_ids is None else own_ids
+    memory_ids_BxM = jnp.ones((batch, size), jnp.int32) if memory_ids is None else memory_ids
     ids_BxL = jnp.ones((batch, length), jnp.int32) if segment_ids is None else segment_ids
-    lengths_B = (own_BxM > 0).sum(axis=1, dtype=jnp.int32)
-    packed = packed and own_ids is not None
+    # Without packing, real memory is a prefix; with packing, each document sees the run that has its id.
+    lengths_B = (memory_ids_BxM > 0).sum(axis=1, dtype=jnp.int32)
+    packed = packed and memory_ids is not None
     if packed:
-        same_BxLxM = (own_BxM[:, None] == ids_BxL[:, :, None]) & (ids_BxL > 0)[:, :, None]
+        same_BxLxM = (memory_ids_BxM[:, None] == ids_BxL[:, :, None]) & (ids_BxL > 0)[:, :, None]
         first_BxL = same_BxLxM.argmax(axis=-1).astype(jnp.int32)
         stop_BxL = first_BxL + same_BxLxM.sum(axis=-1, dtype=jnp.int32)
     else:
@@ -78,14 +79,14 @@ class Context:
     Attributes:
         positions_BxL: position of each token in its document, (B or 1)×L int32.
         rotary: cosines and sines for `ops.positions.rotate`, by the width that they rotate.
-        segments: the documents of each row; None in prefill and step, where a row is one document.
-        lengths_B: prefill and step: tokens to consume in each row; the rest is right padding.
+        segments: the documents of each sequence; None in prefill and step, where a sequence is one document.
+        lengths_B: prefill and step: tokens to consume per sequence; the rest is right padding.
         prefix_BxL: number of first tokens of each token's document that all of the document sees, even ahead, B×(L or
             1); None: none.
-        memory: a second sequence to attend to; None in prefill and step, where the state has it, or if there is none.
+        memory: a second sequence for cross attention; None: none, or prefill and step, where the state has it.
         dropout_key: key for all randomness of this call; None: deterministic, without dropout.
         causal: static; a token sees only tokens up to itself.
-        packed: static; a row may hold several documents; otherwise it is one document, perhaps padded.
+        packed: static; a sequence may hold several documents; otherwise it is one document, perhaps padded.
     """
 
     positions_BxL: jax.Array
@@ -99,23 +100,23 @@ class Context:
     packed: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def fold_in(self, number: int | jax.Array) -> "Context":
-        """The context of one block, or of one sublayer, with a dropout key of its own."""
+        """The context of one block, or of one sublayer, with a separate dropout key."""
         if self.dropout_key is None:
             return self
         return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, number))
 
     def sight(self, window: int | jax.Array | None = None) -> Sight:
-        """The keys that each token sees: in training, in its document; in decoding, in its row up to itself.
+        """The keys that each token sees: in training, in its document; in decoding, in its sequence up to itself.
 
         Args:
-            window: only keys fewer than this many places away; None: any.
+            window: only keys fewer than this many tokens away (sliding window); None: any.
         """
         if self.segments is not None:
             return sight_of(self.segments, causal=self.causal, window=window, prefix_BxL=self.prefix_BxL)
         return sight_from_start(self.positions_BxL, self.real(), window, self.prefix_BxL)
 
     def in_prefix(self) -> jax.Array:
-        """Prefill: which tokens are in the prefix of their row, B×L; whole rows have `prefixes_of`."""
+        """Prefill: which tokens are in the prefix of their sequence, B×L; the parallel form has `prefixes_of`."""
         assert self.prefix_BxL is not None
         return self.real() & (self.positions_BxL < self.prefix_BxL)
 
@@ -135,18 +136,19 @@ def of_rows(
     prefix_BxL: jax.Array | None = None,
     dropout_key: jax.Array | None = None,
 ) -> Context:
-    """The context of whole rows, for the parallel form; the caller adds rotary tables.
+    """The context of full sequences, for the parallel form; the caller adds rotary tables.
 
     Args:
         length: L.
-        segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
+        segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document per sequence.
         positions: B×L, position of each token in its document; None: counted from the document's start.
         causal: whether a token sees only tokens up to itself.
-        packed: False promises one document a row, with padding at its end, whatever the segment ids.
-        prefix_BxL: as for a `Context`.
+        packed: False promises one document per sequence, with padding at its end, whatever the segment ids.
+        prefix_BxL: see `Context`.
         dropout_key: None: deterministic.
     """
     packed = packed and segment_ids is not None
+    # Without segment ids all sequences are one document, so their masks have a batch dimension of 1.
     segments = whole_row(length) if segment_ids is None else find_segments(segment_ids)
     if positions is None:  # the same for all rows of one document; they do not matter at padding
         positions = segments.offsets_BxL if packed else whole_row(length).offsets_BxL
@@ -161,17 +163,18 @@ def of_rows(
 
 
 def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool, limit_key: str = "model.max_length") -> jax.Array:
-    """Which rows would exceed the decode state or the positions; inside jit this cannot raise an error.
+    """Which sequences would exceed the decode state or the positions; inside jit this cannot raise an error.
 
     Args:
-        end_B: tokens that each row would have.
+        end_B: tokens that each sequence would have.
         limit: the largest allowed number of tokens; None: any.
         grows: whether the limit is the state's capacity.
         limit_key: the key that sets another limit.
 
     Raises:
-        ValueError: outside jit, a row would exceed the limit.
+        ValueError: outside jit, a sequence would exceed the limit.
     """
+    # Outside jit the error names the sequence; inside jit the caller turns its logits into NaN.
     beyond_B = jnp.zeros_like(end_B, bool) if limit is None else end_B > limit
     if not isinstance(beyond_B, Tracer) and beyond_B.any():
         advice = "give init_state a larger capacity" if grows else f"the positions end there ({limit_key})"
@@ -183,10 +186,10 @@ def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool, limit_key: str
 
 
 def of_one_document(x_BxLxD: jax.Array, segments: Segments) -> jax.Array:
-    """The input of a model that cannot separate documents: rows are one document, perhaps padded at its end.
+    """The input of a model that cannot separate documents; NaN in sequences that are not one document, perhaps padded.
 
     Raises:
-        InputError: outside jit, a row is not. Inside jit, where this cannot raise an error, it becomes NaN.
+        InputError: outside jit, instead of NaN.
     """
     index_1xL = jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32)[None]
     other_B = ((segments.runs_BxL > 0) & (segments.offsets_BxL != index_1xL)).any(axis=1)

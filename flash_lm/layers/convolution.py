@@ -1,4 +1,4 @@
-"""Short convolutions of the queries, keys and values of an attention."""
+"""Short depthwise convolutions of queries, keys and values (Primer, Mamba-2, Gated DeltaNet)."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _ACTIVATIONS = {"none": lambda x: x, "silu": jax.nn.silu}
 
 @section("model.convolution")
 class ConvolutionOptions:
-    """Options of short convolutions in an attention; a gated attention unit has its silu there anyway."""
+    """Options of short convolutions in an attention; a gated attention unit always has a silu after them."""
 
     activation: str = key(
         "none",
@@ -31,10 +31,10 @@ Arrays = Mapping[str, jax.Array]
 
 
 class ShortConvolutions(nnx.Module):
-    """A filter for each of several arrays."""
+    """Short convolutions: a causal or centred filter for each of several arrays."""
 
     def __init__(self, filters: Mapping[str, nnx.Param], config: ModelConfig, activation: str):
-        """Takes the filters by the names of the arrays: W×D, one a channel, or W×D×E, with the same W."""
+        """Takes the filters by the names of the arrays: W×D, depthwise, or W×D×E, with the same W."""
         self.names, self.activation = tuple(filters), activation
         (self.count,) = {taps.shape[0] for taps in filters.values()}
         self.weights_of_a_tap = sum(math.prod(taps.shape[1:]) for taps in filters.values())
@@ -43,12 +43,12 @@ class ShortConvolutions(nnx.Module):
             setattr(self, name, taps)
 
     def __call__(self, arrays: Arrays, context: Context) -> dict[str, jax.Array]:
-        """B×L×D each, with those convolved that have filters; inside documents."""
+        """The arrays, B×L×D each, convolved inside documents where they have a filter."""
         assert context.segments is not None
-        runs_BxL, found = context.segments.runs_BxL, dict(arrays)
+        runs_BxL, convolved = context.segments.runs_BxL, dict(arrays)
         for name in self.names:
-            found[name] = self._activated(convolve(arrays[name], self._taps(name), runs_BxL, causal=context.causal))
-        return found
+            convolved[name] = self._activated(convolve(arrays[name], self._taps(name), runs_BxL, causal=context.causal))
+        return convolved
 
     def init_state(self, batch: int) -> dict[str, jax.Array]:
         """The inputs before the first token."""
@@ -56,16 +56,16 @@ class ShortConvolutions(nnx.Module):
         return {name: jnp.zeros(shape(name), self.state_dtype) for name in self.names}
 
     def prefill(self, arrays: Arrays, context: Context, state: Arrays) -> tuple[dict[str, jax.Array], Arrays]:
-        """As `__call__`, from any position of each row; and the last inputs of each array."""
+        """`__call__` from any position of each sequence; and the last inputs of each array."""
         assert context.lengths_B is not None
-        found, after = dict(arrays), {}
+        convolved, after = dict(arrays), {}
         for name in self.names:
             x, after[name] = continue_convolution(arrays[name], self._taps(name), state[name], context.lengths_B)
-            found[name] = self._activated(x)
-        return found, after
+            convolved[name] = self._activated(x)
+        return convolved, after
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """The taps that read a token of the row."""
+        """The taps that read a token of the sequence."""
         return 2 * self.weights_of_a_tap * taps_inside(self.count, length, causal)
 
     def _taps(self, name: str) -> jax.Array:
@@ -76,7 +76,8 @@ class ShortConvolutions(nnx.Module):
 
 
 def taps_inside(taps: int, length: int, causal: bool) -> float:
-    """How many of a token's taps read a token of its row, on average over a row of `length` tokens."""
+    """How many taps of a token read a token of the sequence, on average over `length` tokens."""
+    # Taps that fall off the first or last tokens read nothing.
     sides = [(side, min(side, length)) for side in reach(taps, causal)]
     outside = sum(near * side - near * (near - 1) / 2 for side, near in sides)  # of the first or last tokens
     return taps - outside / length
@@ -85,10 +86,10 @@ def taps_inside(taps: int, length: int, causal: bool) -> float:
 def short_convolutions(
     widths: Mapping[str, int], config: ModelConfig, options: ConvolutionOptions | None = None
 ) -> ShortConvolutions | None:
-    """One filter a channel of these linear maps (Primer, So et al. 2021, arXiv:2109.08668).
+    """Depthwise convolutions after these linear maps (Primer, So et al. 2021, arXiv:2109.08668).
 
-    At the start each filter passes its own token on and nothing else, so the model begins as the one without. None
-    without model.short_convolution.
+    They are initialised as the identity, so the model starts as the one without. None without
+    model.short_convolution.
     """
     if not config.short_convolution:
         return None
@@ -97,6 +98,6 @@ def short_convolutions(
 
 
 def identity_filter(taps: int, width: int, config: ModelConfig) -> nnx.Param:
-    """A filter a channel that passes each token on and nothing else, W×D."""
-    own, _ = reach(taps, bool(config.causal))
-    return nnx.Param(jnp.zeros((taps, width), jnp.dtype(config.param_dtype)).at[own].set(1), **VECTORS)
+    """A depthwise filter that is the identity, W×D."""
+    center, _ = reach(taps, bool(config.causal))
+    return nnx.Param(jnp.zeros((taps, width), jnp.dtype(config.param_dtype)).at[center].set(1), **VECTORS)

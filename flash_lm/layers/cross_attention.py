@@ -1,4 +1,4 @@
-"""Cross attention: tokens attend to a second sequence, the memory; decoding reads its keys and values once."""
+"""Cross attention: queries from the tokens, keys and values from a second sequence, the memory."""
 
 from typing import Any
 
@@ -42,10 +42,10 @@ class CrossOptions:
 
 
 class CrossSublayer(Sublayer):
-    """Queries from the tokens, keys and values from the memory; subclasses define the projections.
+    """A cross attention sublayer; subclasses define the projections.
 
     Attributes:
-        memory_length: most tokens in a memory that decoding holds.
+        memory_length: most tokens of a memory in the decode state.
     """
 
     core: CrossCore
@@ -61,18 +61,18 @@ class CrossSublayer(Sublayer):
         raise TypeError(f"{type(self).__name__} must define queries")
 
     def keys_values(self, x_BxMxD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys, B×H×M×K, and values, B×H×M×E, of a memory."""
+        """Keys, B×H×M×K, and values, B×H×M×E, from the memory."""
         raise TypeError(f"{type(self).__name__} must define keys_values")
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate: Any) -> jax.Array:
-        """From the core's output to B×L×D."""
+        """Output projection: from the output of the core to B×L×D."""
         raise TypeError(f"{type(self).__name__} must define finish")
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D.
 
         Raises:
-            InputError: there is no memory.
+            InputError: no memory.
         """
         if context.memory is None:
             raise InputError("this model has an encoder, and reads a source beside its tokens: give one")
@@ -80,7 +80,7 @@ class CrossSublayer(Sublayer):
         return self.finish(self.core(q, *self.keys_values(context.memory.x_BxMxD), context.memory), gate)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
-        """Of no memory; `capacity` is not used, since the memory does not grow."""
+        """The state without a memory; `capacity` is not used, since the memory does not grow."""
         del capacity
         return self.core.init_state(batch_size, self.heads, self.memory_length, self.key_width, self.value_width)
 
@@ -89,21 +89,22 @@ class CrossSublayer(Sublayer):
         return self.core.hold(*self.keys_values(x_BxMxD), lengths_B, state)
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """Reads the memory of the state, which stays as it is; NaN in rows that have none."""
+        """Reads the memory of the state, which stays as it is; NaN in sequences that have none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
+        # Decoding projects the memory once (`remember`), and then only queries.
         q, gate = self.queries(x_BxLxD)
         y_BxLxD = self.finish(self.core.read(q, state), gate)
         return jnp.where(self.core.is_empty(state)[:, None, None], jnp.nan, y_BxLxD), state
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """Projections and core, for memories of `length` tokens and rows as long."""
+        """Projections and core, for memories and sequences of `length` tokens."""
         core = self.core.flops_per_token(length, self.heads, self.key_width, self.value_width)
         return 2 * self.projection_weights + core
 
 
 class CrossAttention(CrossSublayer):
-    """Attention in H heads, then W_o ("Attention Is All You Need", section 3.2.3), with softmax or by feature maps."""
+    """Multi-head cross attention ("Attention Is All You Need", section 3.2.3), with softmax or linear attention."""
 
     def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
@@ -116,7 +117,7 @@ class CrossAttention(CrossSublayer):
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:
-        """Without a gate."""
+        """Queries, and no gate."""
         return normalised(split_heads(self.query(x_BxLxD), self.heads), self.query_norm), None
 
     def keys_values(self, x_BxMxD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -130,16 +131,17 @@ class CrossAttention(CrossSublayer):
 
 
 class CrossGatedUnit(CrossSublayer):
-    """(U ⊙ A V) W_o with U = silu(x W_u), V = silu(m W_v), for tokens x and a memory m.
+    """GAU cross attention: (U ⊙ A V) W_o with U = silu(x W_u), V = silu(m W_v), for tokens x and a memory m.
 
     A = f(q kᵀ / √S) / M with q and k the scale-offsets of silu(x W_q) and silu(m W_k), a map for each sequence, since
     one Z for both would ask them to share a space; FLASH (section 2) has no cross attention. With several heads V is
-    split among them, and each has its own scale-offsets.
+    split among them, and scale-offsets are per head.
     """
 
     def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
         """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
+        # V is split among the heads; all heads make queries and keys from the same S channels.
         self.core, self.heads, self.memory_length = core, options.heads, config.max_length
         self.key_width, self.value_width = shared, expanded // self.heads
         self.projection_weights = 3 * dim * expanded + 2 * dim * shared
@@ -151,7 +153,7 @@ class CrossGatedUnit(CrossSublayer):
         self.query_variant, self.key_variant = ScaleOffsets(scales[:1]), ScaleOffsets(scales[1:])
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:
-        """With U, before its silu."""
+        """Queries, and the gate U before its silu."""
         (q,) = self.query_variant(silu(self.query(x_BxLxD))[:, None])
         return q, self.gate(x_BxLxD)
 

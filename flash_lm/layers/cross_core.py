@@ -1,4 +1,4 @@
-"""The cores of cross attention: how the values of a memory are mixed, at once or from a state that holds the memory."""
+"""Cores of cross attention: softmax or GAU over a KV cache of the memory, and linear attention over its sum."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -16,10 +16,10 @@ from flash_lm.ops.visibility import Sight
 
 
 class CrossCore(Protocol):
-    """Mixes the values of a memory; linear in them."""
+    """The interface of the cores of cross attention: weighted sums of the values of a memory."""
 
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
-        """B×H×L×E, what each token reads of the memory that it sees."""
+        """B×H×L×E, from the part of the memory that each token sees."""
         ...
 
     def init_state(self, batch: int, heads: int, length: int, key_width: int, value_width: int) -> State:
@@ -27,24 +27,24 @@ class CrossCore(Protocol):
         ...
 
     def hold(self, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, lengths_B: jax.Array, state: Any) -> State:
-        """The state with this memory, of which the first tokens of each row are real."""
+        """The state with this memory, of which the first `lengths_B` tokens per sequence are real."""
         ...
 
     def read(self, q_BxHxLxK: jax.Array, state: Any) -> jax.Array:
-        """B×H×L×E, from the whole memory of the state."""
+        """B×H×L×E, from the memory in the state."""
         ...
 
     def is_empty(self, state: Any) -> jax.Array:
-        """Which rows have no memory, B."""
+        """Which sequences have no memory, B."""
         ...
 
     def flops_per_token(self, length: int, heads: int, key_width: int, value_width: int) -> float:
-        """For memories of `length` tokens and rows as long."""
+        """Model FLOPs per token for memories and sequences of `length` tokens."""
         ...
 
 
 class HeldPairs(NamedTuple):
-    """Keys and values of a memory, and how many of them are real."""
+    """KV cache of a memory, and how many of its tokens are real."""
 
     key_BxHxMxK: jax.Array
     value_BxHxMxE: jax.Array
@@ -52,7 +52,7 @@ class HeldPairs(NamedTuple):
 
 
 class PairsCore(nnx.Module):
-    """f(q kᵀ / √K) / N · v over the memory that a token sees; N is its length, and softmax has none."""
+    """Attention over the memory: f(q kᵀ / √K) / N · v, where N is the length of the memory; softmax has no N."""
 
     def __init__(self, config: ModelConfig, function: str):
         """`function`: a name of `ATTENTION_FUNCTIONS`."""
@@ -74,6 +74,7 @@ class PairsCore(nnx.Module):
 
     def read(self, q_BxHxLxK: jax.Array, state: HeldPairs) -> jax.Array:
         """See `CrossCore`."""
+        # Every query sees all real tokens of the memory.
         stop_BxL = jnp.broadcast_to(state.lengths_B[:, None], (len(state.lengths_B), q_BxHxLxK.shape[2]))
         zeros_BxL = jnp.zeros_like(stop_BxL)
         q = q_BxHxLxK.astype(state.key_BxHxMxK.dtype)
@@ -102,13 +103,14 @@ class PairsCore(nnx.Module):
 
 
 class SumsCore(nnx.Module):
-    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) over the memory that a token sees, φ = elu + 1.
+    """Linear attention over the memory: φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k), φ = elu + 1.
 
     It is eq. 5 of "Transformers are RNNs" (Katharopoulos et al. 2020) for keys of another sequence.
     """
 
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
-        """See `CrossCore`; rows with several documents take the product over all pairs."""
+        """See `CrossCore`; packed sequences compute all pairs."""
+        # A column of ones beside the values makes the denominator one more value.
         q, values = _features(q_BxHxLxK), with_ones(v_BxHxMxE)
         if memory.packed:
             sight, k = memory.sight(), _features(k_BxHxMxK)
@@ -135,7 +137,7 @@ class SumsCore(nnx.Module):
         return (state[..., -1] == 0).all(axis=(1, 2))
 
     def flops_per_token(self, length: int, heads: int, key_width: int, value_width: int) -> float:
-        """See `CrossCore`: a product of the memory's token, and one of the row's; the denominator is one more value."""
+        """See `CrossCore`: a product per token of the memory and of the sequence; the denominator is one more value."""
         return 4 * heads * key_width * (value_width + 1)
 
 
@@ -144,7 +146,7 @@ def _features(x: jax.Array) -> jax.Array:
 
 
 def _sums(k_BxHxMxK: jax.Array, values: jax.Array, lengths_B: jax.Array) -> jax.Array:
-    """Σ φ(k) [v, 1]ᵀ over the first tokens of each row, B×H×K×(E+1) float32."""
+    """Σ φ(k) [v, 1]ᵀ over the real tokens of each memory, B×H×K×(E+1) float32."""
     real_BxM = jnp.arange(k_BxHxMxK.shape[2], dtype=jnp.int32)[None] < lengths_B[:, None]
     return matmul(jnp.where(real_BxM[:, None, :, None], _features(k_BxHxMxK), 0), values, transpose_a=True)
 

@@ -33,7 +33,7 @@ class Dense(nnx.Module):
 
 
 class Output(Dense):
-    """The map that a sublayer ends with: what it adds to the residual stream."""
+    """The output projection of a sublayer, into the residual stream."""
 
     def __init__(self, inputs: int, outputs: int, config: ModelConfig, *, rngs: nnx.Rngs):
         """With `residual_init=depth` W starts 1/√N times as large (GPT-2, Radford et al. 2019, section 2.3).

@@ -1,4 +1,4 @@
-"""Feed-forwards: MLP and GLU."""
+"""Feed-forward sublayers: MLP and gated linear unit (GLU)."""
 
 import jax
 from flax import nnx
@@ -10,7 +10,7 @@ from flash_lm.layers.sublayer import Sublayer
 
 
 class MLP(Sublayer):
-    """gelu(x W_up) W_down ("Attention Is All You Need", eq. 2, with GELU)."""
+    """MLP: gelu(x W_up) W_down ("Attention Is All You Need", eq. 2, with GELU)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width config.mlp_dim."""
@@ -28,7 +28,7 @@ class MLP(Sublayer):
 
 
 class GLU(Sublayer):
-    """(silu(x W_gate) ⊙ x W_up) W_down ("GLU Variants Improve Transformer", Shazeer 2020, eq. 6)."""
+    """SwiGLU: (silu(x W_gate) ⊙ x W_up) W_down ("GLU Variants Improve Transformer", Shazeer 2020, eq. 6)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Width config.mlp_dim."""

@@ -1,4 +1,4 @@
-"""Attention core with features in place of the softmax: linear in the length, decoded from one sum a head."""
+"""Linear attention: φ(q)ᵀ S / φ(q)ᵀ z with S = Σ φ(k) vᵀ, z = Σ φ(k); linear in the length, constant decode state."""
 
 from collections.abc import Callable
 
@@ -18,13 +18,13 @@ from flash_lm.ops.mixed_chunk_attention import heads_into_batch
 
 @section("model.linear")
 class LinearOptions:
-    """Options of attention by features, over all earlier tokens."""
+    """Options of linear attention."""
 
     chunk_size: int = key(128, "tokens processed at a time; performer rounds down to a power of two", at_least(1))
 
 
 class LinearCore(PlainCore):
-    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) (see `ops.linear_attention`)."""
+    """Linear attention: φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) (see `ops.linear_attention`)."""
 
     def __init__(self, config: ModelConfig, options: LinearOptions, features: Callable[[jax.Array], jax.Array]):
         """A core with the feature map φ, which keeps the width."""
@@ -35,6 +35,7 @@ class LinearCore(PlainCore):
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         assert context.segments is not None
+        # The kernels have the causal form without a prefix only.
         q, k = self.featured(pairs, context)
         size = min(self.chunk_size, v.shape[2])
         ahead = None if context.causal else "the bidirectional form is two products"
@@ -43,6 +44,7 @@ class LinearCore(PlainCore):
         backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, ahead)
         if backend is not None:
             return self._attend_by_kernel(backend, q, k, v, context)
+        # XLA: heads are folded into the batch, since products with one batch dimension are faster on CPUs.
         out = linear_attention(
             heads_into_batch(q),
             heads_into_batch(k),
@@ -61,12 +63,13 @@ class LinearCore(PlainCore):
         return {"attention": False}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
-        """Σ φ(k) [v, 1]ᵀ of no tokens; `capacity` is not used."""
+        """The state S = Σ φ(k) [v, 1]ᵀ over no tokens; `capacity` is not used."""
         return jnp.zeros((batch, heads, key_width, value_width + 1), jnp.float32)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """In chunks, starting from any position: the sum needs no chunk grid."""
+        """Chunkwise form from any position: the state needs no chunk grid."""
         heads = lambda x_BxL: jnp.repeat(x_BxL, v.shape[1], axis=0)
+        # Tokens of a prefix see all of it, also ahead.
         first_NxL = None if context.prefix_BxL is None else heads(context.in_prefix())
         q, k, values, sums = (heads_into_batch(x) for x in (*self.featured(pairs, context), v, state))
         out, sums = prefill_linear(
@@ -77,7 +80,7 @@ class LinearCore(PlainCore):
     step = prefill
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """As `linear_flops`; the feature map has no matrix product."""
+        """FLOPs of linear attention; the feature map has no matrix product."""
         return linear_flops(length, causal, self.chunk_size, heads, key_width, value_width)
 
     def featured(self, pairs: Pairs, context: Context) -> tuple[jax.Array, jax.Array]:
@@ -87,7 +90,7 @@ class LinearCore(PlainCore):
         return self.features(q.astype(jnp.float32)), self.features(k.astype(jnp.float32))
 
     def _attend_by_kernel(self, backend: str, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
-        """Causal attention on features: the identity inside a chunk, and the sum over the chunks before it."""
+        """Chunkwise form by a kernel: pairs inside the chunk, and the state of the chunks before it."""
         assert context.segments is not None
         ones_BxL = jnp.ones(context.segments.runs_BxL.shape, jnp.float32)
         sums = attend_in_chunks(
@@ -105,12 +108,12 @@ class LinearCore(PlainCore):
 
 
 def linear_flops(length: int, causal: bool, chunk_size: int, heads: int, features: int, value_width: int) -> float:
-    """As `sums_flops`; the denominator is one more value."""
+    """FLOPs per token of linear attention: `sums_flops` with the denominator as one more value."""
     return sums_flops(length, causal, chunk_size, heads, features, value_width + 1)
 
 
 def sums_flops(length: int, causal: bool, chunk_size: int, heads: int, features: int, value_width: int) -> float:
-    """For one token: pairs inside the chunk, and two products with the F×E sum if it is computed or read."""
+    """FLOPs per token of unnormalised linear attention: pairs inside the chunk, and two products with the F×E state."""
     if not causal:
         return 2 * heads * 2 * features * value_width
     pairs, products = chunk_work(length, chunk_size)
@@ -118,7 +121,8 @@ def sums_flops(length: int, causal: bool, chunk_size: int, heads: int, features:
 
 
 def chunk_work(length: int, chunk_size: int) -> tuple[float, int]:
-    """Of a causal row in chunks: the visible pairs inside them, and how often a token enters or reads another's sum."""
+    """Chunkwise form of a causal sequence: visible pairs inside the chunks, and products of a token with the state."""
+    # Causal pairs inside full chunks and the last one; states are read by all chunks but the first.
     full, rest = divmod(length, chunk_size)
     pairs = sum(n * (n + 1) / 2 for n in [chunk_size] * full + [rest])
     crossing = (length - 1) // chunk_size * chunk_size  # tokens in chunks before the last

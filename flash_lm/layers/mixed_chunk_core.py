@@ -1,4 +1,4 @@
-"""Attention core for mixed chunks: quadratic inside a chunk, linear over chunks; its decode state has constant size."""
+"""Mixed chunk attention (FLASH): quadratic within a chunk, linear across chunks; the decode state has constant size."""
 
 import itertools
 
@@ -28,7 +28,7 @@ from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.positions import toeplitz
 from flash_lm.ops.visibility import Sight
 
-# (whether chunks overlap, causal or not) -> the chunks that a query's local attention sees, relative to its own.
+# (whether chunks overlap, causal or not) -> the chunks that local attention sees, relative to that of the query.
 _REACH = {(False, True): (0,), (False, False): (0,), (True, True): (-1, 0), (True, False): (-1, 0, 1)}
 
 
@@ -63,6 +63,7 @@ class MixedChunkCore(PlainCore):
         self.reach = _REACH[options.overlapping, config.causal]
         self.span = len(self.reach) * options.size  # tokens within reach of local attention
         self.local, self.global_ = options.local_attention, options.global_attention
+        # Softmax alone has no N, so it decodes with any normalizer.
         divides = self.global_ or function != "softmax"
         self.undecodable = self.normalizer.undecodable if divides else None
         self.state_dtype = jnp.dtype(config.state_dtype)
@@ -77,6 +78,7 @@ class MixedChunkCore(PlainCore):
 
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
+        # A kernel computes local attention and causal global attention; bidirectional global attention stays with XLA.
         if backend := self._kernel(pairs, v):
             out = jnp.zeros_like(v) + self._attend_by_kernel(backend, pairs, v, context)
             both_ways = self.global_ and not context.causal
@@ -89,18 +91,18 @@ class MixedChunkCore(PlainCore):
         return {name: attend[name](pairs[name], v, context) for name in self.scaled}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
-        """Empty chunks and a zero sum; `capacity` is not used."""
+        """Empty chunks and a zero state of global attention; `capacity` is not used."""
         widths = (key_width * self.local, key_width * self.global_)
         return init_chunk_state(batch, heads, self.chunk_size, len(self.reach), widths, value_width, self.state_dtype)
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
-        """Starts at any place in a chunk, which may differ by row."""
+        """Continues each sequence from any position in a chunk."""
         assert context.lengths_B is not None
         start_B, x = context.positions_BxL[:, 0], Projections(pairs.get("local"), pairs.get("global"), v)
         return prefill_chunks(x, state, start_B, context.lengths_B, self._settings())
 
     def step(self, pairs: Pairs, v: jax.Array, context: Context, state: ChunkState) -> tuple[jax.Array, ChunkState]:
-        """One token a row."""
+        """Recurrent form: one token per sequence."""
         x = Projections(pairs.get("local"), pairs.get("global"), v)
         return step_chunks(x, state, context.positions_BxL[:, 0], self._settings())
 
@@ -110,13 +112,14 @@ class MixedChunkCore(PlainCore):
         return self.chunk_size if self.global_ else None
 
     def settle(self, state: ChunkState, positions_B: jax.Array) -> ChunkState:
-        """Adds complete chunks to the sum."""
+        """Folds complete chunks into the state of global attention."""
         return settle_chunks(state, positions_B, self.chunk_size) if self.global_ else state
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Local pairs in each chunk, and two products with the K×E sum if it is computed or read."""
+        """Local pairs in each chunk, and two products with the K×E state of global attention."""
         total = 0.0
         if self.local:
+            # Local attention: pairs of each chunk, and of adjacent chunks if they overlap.
             full, rest = divmod(length, self.chunk_size)
             sizes = [self.chunk_size] * full + [rest]
             pairs = sum(n * (n + 1) / 2 if causal else n * n for n in sizes)
@@ -124,6 +127,7 @@ class MixedChunkCore(PlainCore):
             pairs += (len(self.reach) - 1) * sum(a * b for a, b in itertools.pairwise(sizes))
             total += 2 * heads * pairs / length * (key_width + value_width)
         if self.global_:
+            # Global attention: writing to and reading from the state of earlier chunks.
             crossing = (length - 1) // self.chunk_size * self.chunk_size  # tokens in chunks before the last
             reading = max(length - self.chunk_size, 0)  # tokens after the first chunk
             products = crossing + reading if causal else 2 * length
@@ -151,13 +155,14 @@ class MixedChunkCore(PlainCore):
         return self.normalizer.in_chunk(sight.in_chunks(self.chunk_size, self.reach).count(), self.span)
 
     def _global_weights(self, sight: Sight, causal: bool, length: int) -> jax.Array:
-        """1 / N of each query, (B or 1)×L; zero for a causal query with no chunk before its own."""
+        """1 / N of each query, (B or 1)×L; zero for a causal query in the first chunk."""
         if not causal:
             return 1 / self.normalizer.of_sum(sight.count(), length)
         earlier_BxL = sight.before_chunk(self.chunk_size)
         return jnp.where(earlier_BxL > 0, 1 / self.normalizer.of_sum(earlier_BxL, length), 0)
 
     def _kernel(self, pairs: Pairs, v: jax.Array) -> str | None:
+        # The kernel has local attention within one chunk only.
         without = None if self.local else "model.chunks.local_attention=False"
         if len(self.reach) > 1:
             without = "model.chunks.overlapping=True"
@@ -202,6 +207,7 @@ class MixedChunkCore(PlainCore):
         assert segments is not None
         size, (q, k, v_NxLxE) = self.chunk_size, (heads_into_batch(x) for x in (*pair, v))
         weight_BxL = self._global_weights(context.sight(), context.causal, v.shape[2])
+        # Bidirectional global attention of packed sequences needs a state per document.
         if context.causal:
             out, _ = ops.global_attention(q, k, v_NxLxE, segments.runs_BxL, chunk_size=size, weight_BxL=weight_BxL)
         elif context.packed:

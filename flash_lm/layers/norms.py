@@ -1,4 +1,4 @@
-"""Norms over the model dimension or a head, computed in float32."""
+"""Layer norm, RMS norm and ScaleNorm over the model dimension or a head, computed in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +58,9 @@ HEAD_EPSILON = 1e-6
 
 
 def normal_heads(x_BxHxLxE: jax.Array, gain_E: jax.Array | None = None) -> jax.Array:
-    """Each head divided by its root mean square, times a gain if there is one; dtype of x.
+    """RMS norm per head, x / √(mean of x²), optionally times a gain; dtype of x.
 
-    What stands in place of a denominator must not depend on ε: the sums of the first tokens may be small.
+    It replaces the denominator of linear attention, so ε is small: the state of the first tokens may be small.
     """
     x = x_BxHxLxE.astype(jnp.float32)
     normal = (x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + HEAD_EPSILON)).astype(x_BxHxLxE.dtype)

@@ -1,4 +1,4 @@
-"""Traits that a parameter declares, so that optimizer and mesh do not have to guess them from its name.
+"""Traits of parameters (matrix or vector, learning rate factor, projection) for the optimizer and the mesh.
 
         nnx.Param(value)                 a matrix if it has two dimensions or more (without that of stacked layers)
         nnx.Param(value, **VECTORS)      gains, offsets, biases, filters: vectors, even with several dimensions
@@ -45,13 +45,14 @@ def traits(parameters: nnx.State) -> Traits:
     def matrix(path: tuple, variable: nnx.Variable) -> bool:
         return variable.get_metadata().get("matrix", len(variable.shape) - is_stacked(path) >= 2)
 
-    def said(name: str, default: Any) -> Callable[[tuple, nnx.Variable], Any]:
+    def declared(name: str, default: Any) -> Callable[[tuple, nnx.Variable], Any]:
         return lambda path, variable: variable.get_metadata().get(name, default)
 
     def hidden(path: tuple, variable: nnx.Variable) -> bool:
         return matrix(path, variable) and is_stacked(path) and not variable.get_metadata().get("positions", False)
 
-    rules = (matrix, hidden, said("rate", 1.0), said("project", False), said("positions", False))
+    # One tree per trait, with the structure of the parameters.
+    rules = (matrix, hidden, declared("rate", 1.0), declared("project", False), declared("positions", False))
     return Traits(*(_tree(parameters, say) for say in rules))
 
 
@@ -67,6 +68,6 @@ def is_stacked(path: tuple) -> bool:
 
 def _tree(parameters: nnx.State, say: Any) -> Any:
     by_path = {path: say(path, variable) for path, variable in nnx.to_flat_state(parameters)}
-    # Through the parameters' own structure, so that the keys are the same as in the train state.
+    # Through the structure of the parameters, so that the keys are the same as in the train state.
     plain = nnx.to_pure_dict(parameters)
     return jax.tree_util.tree_map_with_path(lambda path, _: by_path[tuple(key.key for key in path)], plain)

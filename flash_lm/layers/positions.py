@@ -1,4 +1,4 @@
-"""Absolute positions, added to the embedding, and relative biases, added to attention scores."""
+"""Position encodings: absolute, added to the embedding; relative biases (T5, Toeplitz, RoPE), added to the scores."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,14 +16,14 @@ _T5_BUCKETS, _T5_MAX_DISTANCE = 32, 128
 
 
 def replicate(table_NxD: jax.Array) -> jax.Array:
-    """The whole table on each device of a mesh: lookups of rows in a sharded table would reshard the activations."""
+    """The table, replicated on each device of a mesh: lookups in a sharded table would reshard the activations."""
     if jax.sharding.get_abstract_mesh().empty:
         return table_NxD
     return jax.lax.with_sharding_constraint(table_NxD, jax.sharding.PartitionSpec())
 
 
 class LearnedPositions(nnx.Module):
-    """One vector a position; there are max_length of them."""
+    """Learned absolute positions: one vector per position up to max_length."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Initialises the table."""
@@ -37,7 +37,7 @@ class LearnedPositions(nnx.Module):
 
 
 class Sinusoid(nnx.Module):
-    """Fixed sines and cosines."""
+    """Sinusoidal positions: fixed sines and cosines."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Creates no parameters."""
@@ -49,7 +49,7 @@ class Sinusoid(nnx.Module):
 
 
 class ScaledSinusoid(Sinusoid):
-    """Fixed sines and cosines times one learned scalar (FLASH, appendix: ScaledSin)."""
+    """ScaledSin: fixed sines and cosines times one learned scalar (FLASH, appendix)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Starts with 1/√D, so that the encoding's norm is that of a vector of unit variance, divided by √D."""
@@ -68,7 +68,7 @@ MakeBias = Callable[[int], Any]  # takes the largest distance needed, in tokens 
 
 
 class ToeplitzBias(nnx.Module):
-    """w[j − i], w ∈ R^(2n−1) (FLASH, appendix, for n ≤ 512)."""
+    """Toeplitz bias: w[j − i], w ∈ R^(2n−1) (FLASH, appendix, for n ≤ 512)."""
 
     def __init__(self, reach: int, width: int, config: ModelConfig, *, rngs: nnx.Rngs):
         """Initialises w for distances below `reach`."""
@@ -77,12 +77,13 @@ class ToeplitzBias(nnx.Module):
 
     def __call__(self, distance: jax.Array) -> jax.Array:
         """Float32 of the shape of `distance`, index of the key minus index of the query; the same below."""
-        place = (distance + self.reach - 1).clip(0, 2 * self.reach - 2)
-        return self.weight[...].astype(jnp.float32)[place]
+        # Distances beyond the reach share the weight of the largest, as at padding.
+        index = (distance + self.reach - 1).clip(0, 2 * self.reach - 2)
+        return self.weight[...].astype(jnp.float32)[index]
 
 
 class T5Bias(nnx.Module):
-    """One scalar a bucket of distances (T5)."""
+    """T5 bias: one scalar per bucket of distances."""
 
     reach = None
 
@@ -98,7 +99,7 @@ class T5Bias(nnx.Module):
 
 
 class RopeBias(nnx.Module):
-    """rope(a)ᵢ · rope(b)ⱼ with learned a, b ∈ R^S (FLASH, appendix, for n > 512); any distance."""
+    """RoPE bias: rope(a)ᵢ · rope(b)ⱼ with learned a, b ∈ R^S (FLASH, appendix, for n > 512); any distance."""
 
     reach = None
 

@@ -1,4 +1,4 @@
-"""Attention core over all pairs of tokens, with a key-value cache for decoding."""
+"""Quadratic attention over all pairs of tokens, with a KV cache for decoding."""
 
 from functools import partial
 from typing import NamedTuple
@@ -25,7 +25,7 @@ _SMALLEST_SHARE = 512  # slots of the cache
 
 @section("model.quadratic")
 class QuadraticOptions:
-    """Options of attention over all pairs of tokens."""
+    """Options of quadratic attention."""
 
     implementation: str = key(
         "blocked", "plain, blocked or cudnn (softmax, a GPU)", one_of("plain", "blocked", "cudnn")
@@ -33,7 +33,7 @@ class QuadraticOptions:
 
 
 class KeyValueCache(NamedTuple):
-    """Keys and values of all tokens so far, at their positions."""
+    """KV cache: keys and values of all tokens so far, at their positions."""
 
     key_BxHxMxK: jax.Array
     value_BxHxMxE: jax.Array
@@ -42,19 +42,20 @@ class KeyValueCache(NamedTuple):
     def empty(
         cls, batch: int, heads: int, capacity: int, key_width: int, value_width: int, dtype: jnp.dtype
     ) -> "KeyValueCache":
-        """For `capacity` tokens a row."""
+        """An empty KV cache for `capacity` tokens per sequence."""
         return cls(*(jnp.zeros((batch, heads, capacity, width), dtype) for width in (key_width, value_width)))
 
-    def with_tokens(self, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, context: Context) -> "KeyValueCache":
-        """With new tokens at their positions; padding is out of range and is dropped."""
+    def append_tokens(self, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, context: Context) -> "KeyValueCache":
+        """The KV cache with new tokens at their positions; padding is out of range and is dropped."""
         slot_BxL = jnp.where(context.real(), context.positions_BxL, self.key_BxHxMxK.shape[2])
         return KeyValueCache(*(write(old, x, slot_BxL) for old, x in zip(self, (k_BxHxLxK, v_BxHxLxE), strict=True)))
 
 
 class QuadraticCore(PlainCore):
-    """f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`).
+    """Quadratic attention: f(q kᵀ scale + b) / N · v over the visible pairs (see `ops.quadratic_attention`).
 
-    Adjacent heads of queries may share a head of keys and values; the cache holds each such head once.
+    Grouped-query attention: adjacent heads of queries may share a head of keys and values, which the KV cache holds
+    once.
     """
 
     state_grows = True
@@ -75,6 +76,7 @@ class QuadraticCore(PlainCore):
 
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
+        # Three implementations of the same attention: cuDNN, a kernel, or XLA (plain or blocked).
         q, k = pairs["attention"]
         if self.implementation == "cudnn":
             return self._attend_by_cudnn(q, k, v, context)
@@ -88,16 +90,16 @@ class QuadraticCore(PlainCore):
         return {"attention": True}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
-        """An empty cache for `capacity` tokens a row."""
+        """An empty KV cache for `capacity` tokens per sequence."""
         return KeyValueCache.empty(batch, heads, capacity, key_width, value_width, self.state_dtype)
 
     def prefill(
         self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
     ) -> tuple[jax.Array, KeyValueCache]:
-        """Writes the new keys and values at their positions, then attends to all up to the query's own."""
+        """Writes the new keys and values at their positions, then attends to all up to the query."""
         q, k = pairs["attention"]
         capacity, sight = state.key_BxHxMxK.shape[2], context.sight()
-        state = state.with_tokens(k, v, context)
+        state = state.append_tokens(k, v, context)
 
         def attend_to(slots: int) -> jax.Array:
             key_BxHxSxK, value_BxHxSxE = (cache[:, :, :slots] for cache in state)
@@ -118,9 +120,10 @@ class QuadraticCore(PlainCore):
         return 2 * heads * visible * (key_width + value_width)
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, length: int) -> jax.Array:
+        # Grouped-query attention: repeat the keys, or for a single token fold the group into the queries.
         shape, dtype, groups, one_token = q.shape, q.dtype, q.shape[1] // k.shape[1], q.shape[2] == 1
         if one_token:
-            # Queries that share a head of keys become queries at one place, so the cache is read without a copy.
+            # Queries that share a head of keys become several queries of one head, so the cache is read without a copy.
             q = q.reshape(*k.shape[:2], groups, -1)
         elif groups > 1:
             k, v = (jnp.repeat(x, groups, axis=1) for x in (k, v))
@@ -157,7 +160,7 @@ class QuadraticCore(PlainCore):
         )
 
     def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
-        # Padding is at the end of a row, where no causal query sees it.
+        # Padding is at the end of a sequence, where no causal query sees it.
         causal = context.causal and context.prefix_BxL is None
         sight = context.sight() if context.packed or not causal else None
         return fused_softmax_attention(q, k, v, sight, causal=causal)

@@ -1,4 +1,4 @@
-"""Scales γ and offsets β that make queries and keys from one array, and what γ starts with."""
+"""Scale-offsets x ⊙ γ + β that turn Z into queries and keys (FLASH, eq. 3), and the initial γ."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from flash_lm.ops.scale_offset import scale_offset
 
 
 class ScaleOffsets(nnx.Module):
-    """n arrays, each with its own scale γ and offset β per dimension (FLASH, eq. 3: Q and K from one Z).
+    """n scale-offsets x ⊙ γ_i + β_i, with γ and β per dimension (FLASH, eq. 3: Q and K from one Z).
 
     With parameters for H heads, an array with one head becomes one with H heads.
     """
@@ -25,6 +25,7 @@ class ScaleOffsets(nnx.Module):
 
     def __call__(self, x_BxHxLxK: jax.Array | Sequence[jax.Array]) -> list[jax.Array]:
         """Makes n arrays B×H×L×K from one or n arrays; parameters are (K) or (H, K)."""
+        # One source for all variants, or a source for each.
         copies = self.scale.shape[0]
         xs = [x_BxHxLxK] * copies if isinstance(x_BxHxLxK, jax.Array) else x_BxHxLxK
         scale, offset = (p[...].astype(xs[0].dtype) for p in (self.scale, self.offset))

@@ -1,4 +1,4 @@
-"""The interface of all mixers and feed-forwards, and what they have in common."""
+"""The interface of sublayers: token mixers and feed-forwards, with their decode states."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ class Sublayer(nnx.Module):
     Attributes:
         owns_residual: whether its input is the residual stream itself, and its output replaces the stream.
         state_grows: whether the decode state grows with the number of tokens, which its capacity then bounds.
-        longest: largest number of tokens in a row; None: any.
+        longest: largest number of tokens in a sequence; None: any.
         longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
-        uncarried: a sentence on why a state cannot be carried from row to row in training; None: it can.
-        settles_every: the state must be settled whenever a row's length reaches a multiple of this; None: never.
-        rotary_width: width of the queries and keys that rotary positions rotate; None: there are none.
+        uncarried: a sentence on why a state cannot be carried from batch to batch in training; None: it can.
+        settles_every: `settle` must be called when the length of a sequence reaches a multiple of this; None: never.
+        rotary_width: width of the queries and keys that rotary positions rotate; None: no rotary positions.
     """
 
     owns_residual: bool = False
@@ -55,27 +55,27 @@ class Sublayer(nnx.Module):
         return ()
 
     def remember(self, x_BxMxD: jax.Array, lengths_B: jax.Array, state: State) -> State:
-        """The state with a memory to attend to, B×M×D, of which the first tokens of each row are real."""
+        """The state with a memory to attend to, B×M×D, of which the first `lengths_B` tokens per sequence are real."""
         del x_BxMxD, lengths_B
         return state
 
     def prefill(self, x_BxLxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """Consumes context.lengths_B tokens of each row, in parallel, starting at any position."""
+        """Consumes context.lengths_B tokens per sequence in parallel, starting at any position."""
         return self(x_BxLxD, context), state
 
     def step(self, x_BxD: jax.Array, context: Context, state: State) -> tuple[jax.Array, State]:
-        """Consumes one token a row; the context's arrays have L = 1."""
+        """Recurrent form: consumes one token per sequence; the arrays of the context have L = 1."""
         y_Bx1xD, state = self.prefill(x_BxD[:, None], context, state)
         return y_Bx1xD[:, 0], state
 
     def settle(self, state: State, positions_B: jax.Array) -> State:
-        """Does the work that `step` puts off, between the step that made it due and the next one.
+        """Folds finished chunks into the running sum; the decode loop calls it at multiples of `settles_every`.
 
         Rare work is separate from the step, because XLA copies arrays that only one branch changes.
 
         Args:
             state: state after the step.
-            positions_B: number of tokens consumed in each row.
+            positions_B: number of tokens consumed per sequence.
         """
         del positions_B
         return state
@@ -83,21 +83,21 @@ class Sublayer(nnx.Module):
     def of_layers(self, numbers_N: np.ndarray) -> dict[str, Any]:
         """Values that differ by layer, such as a window, a decay or a dilation; each is an array with N in front.
 
-        When a sublayer is called, it has its own layer's values as `LayerArray`s of these names.
+        When a sublayer is called, it has the values of its layer as `LayerArray`s of these names.
 
         Args:
-            numbers_N: int32, indices of the layers with this sublayer, counted from 0 through the whole model.
+            numbers_N: int32, indices of the layers with this sublayer, counted from 0 through the model.
         """
         del numbers_N
         return {}
 
     def penalty(self) -> jax.Array | None:
-        """A scalar from its parameters, nats a target, which training adds to the loss and logs; None: none."""
+        """A scalar from its parameters, nats per target, which training adds to the loss and logs; None: none."""
 
     def measures(self) -> dict[str, jax.Array]:
         """Arrays from its parameters by name, whose mean and maximum over all layers training logs."""
         return {}
 
     def flops_per_token(self, length: int, causal: bool) -> float:
-        """Model FLOPs of the forward pass a token: 2mnk a matrix product, pairs of tokens only where visible."""
+        """Model FLOPs of the forward pass per token: 2mnk per matrix product, pairs of tokens only where visible."""
         raise TypeError(f"{type(self).__name__} must define flops_per_token")

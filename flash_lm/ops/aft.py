@@ -1,11 +1,11 @@
 """Attention-free transformer: Σ exp(K + w) ⊙ V / Σ exp(K + w) ("An Attention Free Transformer", Zhai 2021, eq. 2).
 
-Each channel has its own keys, so a softmax over a query's keys cannot be a matrix product of exp(K) unless a maximum is
-subtracted first. In a rectangle of pairs, exp(w)·(exp(K) ⊙ V) is a matrix product with the rectangle's own maxima (see
+There is a key per channel, so a softmax over a query's keys cannot be a matrix product of exp(K) unless a maximum is
+subtracted first. In a rectangle of pairs, exp(w)·(exp(K) ⊙ V) is a matrix product with the maxima of the rectangle (see
 `ops.logsumexp_means`). If all keys and w are moderate, products need no maximum (see `ops.aft_products`).
 
-Heads are those of AFT-conv, whose keys have width M = 1, shared by all E channels of the head; in other forms there is
-one head and M = E.
+Heads are those of AFT-conv, whose keys have width M = 1, shared by all E channels of the head; in other forms there
+is one head and M = E.
 """
 
 import functools
@@ -32,12 +32,12 @@ from flash_lm.ops.matmul import matmul
 from flash_lm.ops.rectangles import Rectangles, carried, crossing, neighbours, of_last_run
 
 _SMALL = 8  # with this many keys or more, a matrix product is faster than a sum of products
-_SIMPLE_BLOCK = 64  # tokens in a block if there is no w
+_SIMPLE_BLOCK = 64  # tokens in a block without position bias w
 QUERY_BLOCK = 256  # queries of a large rectangle that are processed together
 
 
-def each_alone(k: jax.Array, v: jax.Array, w: jax.Array | float, visible: jax.Array) -> Sums:
-    """The sums over one key for each query.
+def self_sums(k: jax.Array, v: jax.Array, w: jax.Array | float, visible: jax.Array) -> Sums:
+    """Online-softmax sums over a single key per query.
 
     Args:
         k: (…, M) float32.
@@ -51,8 +51,8 @@ def each_alone(k: jax.Array, v: jax.Array, w: jax.Array | float, visible: jax.Ar
     return Sums(weight * v, weight, top)
 
 
-def over_keys(k: jax.Array, v: jax.Array, visible: jax.Array) -> Sums:
-    """The sums over the keys of axis −2, which becomes 1; w is zero.
+def key_sums(k: jax.Array, v: jax.Array, visible: jax.Array) -> Sums:
+    """Online-softmax sums over the keys of axis −2, which becomes 1; w is zero.
 
     Args:
         k: (…, L, M) float32.
@@ -67,7 +67,7 @@ def over_keys(k: jax.Array, v: jax.Array, visible: jax.Array) -> Sums:
 def rectangle_sums(
     k: jax.Array, v: jax.Array, visible_keys: jax.Array, bias: PairBias | None, where: Rectangles
 ) -> Sums:
-    """The sums of each query over all visible keys of its rectangle.
+    """Online-softmax sums of each query over all visible keys of its rectangle.
 
     Args:
         k: B×H×L×M float32.
@@ -82,17 +82,20 @@ def rectangle_sums(
     visible = visible_keys[:, None, :, :, None]
     k, v = where.keys(k, 2), where.keys(v, 2)
     if bias is None:
-        return over_keys(k, v, visible)
+        return key_sums(k, v, visible)
+    # exp(K) relative to the maximum over the keys of the rectangle.
     weight, top = exponentials(k, visible)
     weighted = weight * v
     visible_row = visible_keys[:, None, :, None, :]
 
+    # exp(w) relative to the maximum over the keys of each query; both maxima add up in the result.
     def look(queries: Callable[[jax.Array, int], jax.Array]) -> Sums:
         w = jnp.where(visible_row, bias.tile(Rectangles(where.keys, queries)), NOTHING)
         top_w = jax.lax.stop_gradient(w.max(axis=-1, keepdims=True))
         a = jnp.where(visible_row, jnp.exp(w - top_w), 0)
         return Sums(_mix(a, weighted), _mix(a, weight), top + top_w)
 
+    # Many queries go in blocks, so that exp(w) of a large rectangle never exists at once.
     queries = where.queries(bias.query_index_BxL, 1).shape[-1]
     if queries <= QUERY_BLOCK:
         return look(where.queries)
@@ -106,7 +109,7 @@ def rectangle_sums(
 
 
 def _mix(a: jax.Array, x: jax.Array) -> jax.Array:
-    """The product over the keys; elementwise if there are so few that a call would be slower."""
+    """The product over the keys; elementwise for so few keys that a call would be slower."""
     if a.shape[-1] < _SMALL:
         # Not a sum over an axis, which XLA's CPU backend turns into a scalar loop.
         terms = [a[..., i : i + 1] * x[..., i : i + 1, :] for i in range(a.shape[-1])]
@@ -124,7 +127,7 @@ def aft(
     causal: bool,
     packed: bool = True,
 ) -> jax.Array:
-    """Σ exp(K + w) ⊙ V / Σ exp(K + w) over the keys of the query's own document; if causal, none after the query.
+    """AFT: Σ exp(K + w) ⊙ V / Σ exp(K + w) over the keys of the query's document; if causal, none after the query.
 
     Args:
         k_BxHxLxM: keys, M = E or 1.
@@ -132,7 +135,7 @@ def aft(
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
         bias: w; None: zero (AFT-simple).
         causal: hide keys after the query.
-        packed: a row may hold several documents.
+        packed: a sequence may hold several documents.
 
     Returns:
         B×H×L×E, dtype of v. Padding gets zeros.
@@ -140,17 +143,18 @@ def aft(
     real = (runs_BxL > 0)[:, None, :, None]
 
     def both_ways(sums_of: Callable, add: Callable, k: jax.Array, runs: jax.Array, v: jax.Array, bias: PairBias | None):
+        # Bidirectional: the tokens after each one are those before it in the reversed sequence.
         sums = sums_of(k, v, runs, bias)
         if causal:
             return sums
         backwards = bias.over_tokens(lambda x: jnp.flip(x, 1)) if bias is not None else None
-        later = sums_of(jnp.flip(k, 2), jnp.flip(v, 2), jnp.flip(runs, 1), backwards, own=False)
+        later = sums_of(jnp.flip(k, 2), jnp.flip(v, 2), jnp.flip(runs, 1), backwards, include_self=False)
         return add(sums, jax.tree.map(lambda x: jnp.flip(x, 2), later))
 
-    def stable(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
+    def stable_form(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
         return without_max(both_ways(causal_sums, add, k, runs_BxL, v, bias))
 
-    def by_products(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
+    def product_form(k: jax.Array, v: jax.Array, bias: PairBias | None) -> tuple[jax.Array, jax.Array]:
         # Padding has no weight, so all rows of one document have the same pairs.
         runs = runs_BxL if packed else jnp.ones_like(runs_BxL[:1])
         of_both = lambda a, b: jax.tree.map(jnp.add, a, b)
@@ -158,11 +162,12 @@ def aft(
         numerator, denominator = both_ways(causal_products, of_both, k, runs, v, bias)
         return jnp.where(real, numerator, 0), jnp.where(real, denominator, 1)
 
+    # Padding must not decide between the two forms.
     def moderate(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
         return fits(jnp.where(real, k, 0), jnp.where(real, v, 0), bias)
 
     k, v = (x.astype(jnp.float32) for x in (k_BxHxLxM, v_BxHxLxE))
-    return mean_by_either(moderate, by_products, stable, k, v, bias).astype(v_BxHxLxE.dtype)
+    return mean_by_either(moderate, product_form, stable_form, k, v, bias).astype(v_BxHxLxE.dtype)
 
 
 def causal_sums(
@@ -171,28 +176,31 @@ def causal_sums(
     runs_BxL: jax.Array,
     bias: PairBias | None,
     *,
-    own: bool = True,
+    include_self: bool = True,
     initial: Sums | None = None,
 ) -> Sums:
-    """The sums of each token over the visible keys up to itself.
+    """Online-softmax sums of each token over the visible keys up to itself.
 
     Args:
         k: B×H×L×M float32.
         v: B×H×L×E float32.
         runs_BxL: run of each token, (B or 1)×L.
         bias: w of all pairs.
-        own: whether a token sees itself.
-        initial: sums with w = 0 over keys before the row, which belong to its run 1; B×H×1×….
+        include_self: whether a token sees itself.
+        initial: sums with w = 0 over keys before the sequence, which belong to its run 1; B×H×1×….
     """
     length = k.shape[2]
     block = _block(bias, length)
     pad = lambda x, axis: jnp.pad(x, [(0, -length % block if i == axis else 0) for i in range(x.ndim)])
+    # Pad to full blocks; padding is in no run.
     k, v, runs = pad(k, 2), pad(v, 2), pad(runs_BxL, 1)
     bias = bias.over_tokens(lambda x: pad(x, 1)) if bias is not None else None
     w = 0.0 if bias is None else bias.diagonal()
-    sums = each_alone(k, v, w, (runs > 0)[:, None, :, None]) if own else nothing(v, k.shape[-1])
+    # Every token with itself, then divide and conquer inside its block.
+    sums = self_sums(k, v, w, (runs > 0)[:, None, :, None]) if include_self else nothing(v, k.shape[-1])
     look = lambda where: _across(k, v, runs, bias, where)
     sums = in_blocks(sums, block, look)
+    # Windows reach into the block before; older tokens have w = 0 and enter as one sum.
     if bias is not None and bias.window is not None and block < k.shape[2]:
         sums = add_to_blocks(sums, look(neighbours(block)))
     if block < k.shape[2] or initial is not None:
@@ -213,9 +221,9 @@ def _across(k: jax.Array, v: jax.Array, runs: jax.Array, bias: PairBias | None, 
 
 
 def _far(k: jax.Array, v: jax.Array, runs: jax.Array, size: int, back: int, initial: Sums | None) -> Sums:
-    """For each query the sums with w = 0 over its document, in the blocks `back` or more before its own."""
+    """Sums with w = 0 over the document of each query, in the blocks `back` or more before its block."""
     blocks = neighbours(size).queries
     runs_BxGxC = blocks(runs, 1)
-    own = over_keys(blocks(k, 2), blocks(v, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
-    far, visible = carried(own, runs_BxGxC, add, nothing(v[:, :, :1], k.shape[-1]), initial, back)
+    block_sums = key_sums(blocks(k, 2), blocks(v, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
+    far, visible = carried(block_sums, runs_BxGxC, add, nothing(v[:, :, :1], k.shape[-1]), initial, back)
     return only(far, visible)

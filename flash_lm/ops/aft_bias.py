@@ -1,4 +1,4 @@
-"""The position bias w of AFT, computed for one rectangle of keys and queries at a time."""
+"""Position biases w of AFT (factorised, or by distance), computed for one rectangle of keys and queries at a time."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class PairBias:
     keys, each remaining factor is at least exp(−2 LARGEST), which float32 can represent; so no sum is 0.
 
     Attributes:
-        query_index_BxL: place of each query in its row, (B or 1)×L.
-        key_index_BxM: place of each key.
+        query_index_BxL: index of each query in its sequence, (B or 1)×L.
+        key_index_BxM: index of each key.
         window: static; None: all pairs have a w.
     """
 
@@ -37,7 +37,7 @@ class PairBias:
         return w if self.window is None else jnp.where(jnp.abs(distance)[:, None] < self.window, w, 0)
 
     def weights(self, distance: jax.Array, where: Rectangles) -> jax.Array:
-        """As `tile`, but without the window; `distance`: (B or 1)×G×C×C."""
+        """`tile` without the window; `distance`: (B or 1)×G×C×C."""
         raise TypeError(f"{type(self).__name__} must define weights")
 
     def bound(self) -> jax.Array:
@@ -57,7 +57,7 @@ class PairBias:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PositionBias(PairBias):
-    """w = u_t · v_t′ (AFT, section 3.1: the factorised position bias).
+    """Factorised position bias w = u_t · v_t′ (AFT, section 3.1).
 
     Attributes:
         query_BxLxR: u of each query's position, (B or 1)×L×R float32.
@@ -86,7 +86,7 @@ class PositionBias(PairBias):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TapBias(PairBias):
-    """w depends only on the distance, one filter a head (AFT-conv, section 3.2).
+    """w by distance, one filter per head (AFT-conv, section 3.2).
 
     Attributes:
         taps_HxT: w by the distance query − key, starting at T − window, float32.
@@ -102,10 +102,10 @@ class TapBias(PairBias):
         """Looked up by distance."""
         count = self.taps_HxT.shape[1]
         assert self.window is not None
-        place = (distance + count - self.window).clip(0, count - 1)
-        return jnp.moveaxis(self.taps_HxT[:, place], 0, 1)
+        tap = (distance + count - self.window).clip(0, count - 1)
+        return jnp.moveaxis(self.taps_HxT[:, tap], 0, 1)
 
     def over_tokens(self, change: Callable[[jax.Array], jax.Array]) -> "TapBias":
-        """Changes the indices; a reversed row keeps the sign of its distances."""
+        """Changes the indices; a reversed sequence keeps the sign of its distances."""
         names = ("query_index_BxL", "key_index_BxM")
         return dataclasses.replace(self, **{name: change(getattr(self, name)) for name in names})

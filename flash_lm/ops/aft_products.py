@@ -1,4 +1,4 @@
-"""AFT's sums as plain products: exp(w) · [exp(K) ⊙ V, exp(K)], if float32 can represent these exponentials directly.
+"""AFT as matrix products exp(w) · [exp(K) ⊙ V, exp(K)] without a maximum, where float32 can hold the exponentials.
 
 No maximum is subtracted, so keys and values that a query does not see do not change a bit of its sums, as long as they
 are finite. `ops.aft` has the form for any size.
@@ -11,7 +11,7 @@ from flash_lm.ops.aft_bias import PairBias
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.rectangles import Rectangles, carried, neighbours, of_last_run
 
-# A query sees itself, so its denominator is at least exp(-50); and the sum over any row stays below float32's maximum.
+# A query sees itself, so its denominator is at least exp(-50); and sums over any sequence stay below float32's maximum.
 SMALLEST_KEY, LARGEST_KEY, LARGEST_W, LARGEST_VALUE = -30.0, 40.0, 20.0, 1e6
 _BLOCK = 64  # tokens in a block if the window is not larger
 _PARTS = 8  # parts of a row if all pairs have a w
@@ -27,7 +27,7 @@ def fits(k: jax.Array, v: jax.Array, bias: PairBias | None) -> jax.Array:
 
 
 def causal_products(
-    k: jax.Array, v: jax.Array, runs_BxL: jax.Array, bias: PairBias | None, *, own: bool = True
+    k: jax.Array, v: jax.Array, runs_BxL: jax.Array, bias: PairBias | None, *, include_self: bool = True
 ) -> tuple[jax.Array, jax.Array]:
     """Numerator and denominator of each token over the visible keys up to itself.
 
@@ -36,11 +36,12 @@ def causal_products(
         v: B×H×L×E float32.
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
         bias: w; None: zero.
-        own: whether a token sees itself.
+        include_self: whether a token sees itself.
 
     Returns:
         B×H×L×E and B×H×L×M float32.
     """
+    # Pad to full blocks, and take all exponentials at once.
     length = k.shape[2]
     size = _block(bias, length)
     pad = lambda x, axis: jnp.pad(x, [(0, -length % size if i == axis else 0) for i in range(x.ndim)])
@@ -48,13 +49,13 @@ def causal_products(
     # Not joined into one array, whose parts would be on other devices than their channels.
     summed, runs = (pad(weight * v, 2), pad(weight, 2)), pad(runs_BxL, 1)
     bias = bias.over_tokens(lambda x: pad(x, 1)) if bias is not None else None
-    places = jnp.arange(runs.shape[1], dtype=jnp.int32)[None]
+    index = jnp.arange(runs.shape[1], dtype=jnp.int32)[None]
 
     def near(where: Rectangles) -> list[jax.Array]:
         """B×H×G×C×…: contributions of the rectangles' keys to their queries."""
-        runs_q, places_q = (where.queries(y, 1)[..., None] for y in (runs, places))
-        runs_k, places_k = (where.keys(y, 1)[..., None, :] for y in (runs, places))
-        visible = (runs_q == runs_k) & (runs_q > 0) & (places_k <= places_q if own else places_k < places_q)
+        runs_q, index_q = (where.queries(y, 1)[..., None] for y in (runs, index))
+        runs_k, index_k = (where.keys(y, 1)[..., None, :] for y in (runs, index))
+        visible = (runs_q == runs_k) & (runs_q > 0) & (index_k <= index_q if include_self else index_k < index_q)
 
         @jax.checkpoint  # recompute the weights
         def products(summed: tuple[jax.Array, jax.Array], bias: PairBias | None) -> list[jax.Array]:
@@ -65,22 +66,24 @@ def causal_products(
         return products(summed, bias)
 
     if bias is not None and bias.window is None:
+        # AFT-full: each block of queries with all keys up to its end.
         parts = [near(_until(start, size)) for start in range(0, runs.shape[1], size)]
-        found = [jnp.concatenate([part[:, :, 0] for part in of_all], axis=2) for of_all in zip(*parts, strict=True)]
+        sums = [jnp.concatenate([part[:, :, 0] for part in of_all], axis=2) for of_all in zip(*parts, strict=True)]
     else:
+        # Else each block with itself and, if there is a bias, the block before; older tokens as one sum per block.
         blocks = neighbours(size).queries
         where = Rectangles(keys=blocks if bias is None else _with_last(size), queries=blocks)
-        found = near(where)
+        sums = near(where)
         if size < runs.shape[1]:
             back = 1 if bias is None else 2
-            found = [x + _far(y, runs, size, back) for x, y in zip(found, summed, strict=True)]
-        found = [x.reshape(y.shape) for x, y in zip(found, summed, strict=True)]
-    numerator, denominator = (x[:, :, :length] for x in found)
+            sums = [x + _far(y, runs, size, back) for x, y in zip(sums, summed, strict=True)]
+        sums = [x.reshape(y.shape) for x, y in zip(sums, summed, strict=True)]
+    numerator, denominator = (x[:, :, :length] for x in sums)
     return numerator, denominator
 
 
 def _block(bias: PairBias | None, length: int) -> int:
-    """Tokens in a block: no fewer than the window; if all pairs have a w, a part of the row."""
+    """Tokens in a block: no fewer than the window; if all pairs have a w, a part of the sequence."""
     least = _BLOCK if bias is None else max(_BLOCK, -(-length // _PARTS) if bias.window is None else bias.window)
     return min(1 << (least - 1).bit_length(), 1 << (length - 1).bit_length())
 
@@ -98,9 +101,9 @@ def _with_last(size: int):
 
 
 def _far(x: jax.Array, runs: jax.Array, size: int, back: int) -> jax.Array:
-    """The sums with w = 0 over the query's document, in the blocks `back` or more before its own."""
+    """Sums with w = 0 over the document of the query, in the blocks `back` or more before its block."""
     blocks = neighbours(size).queries
     runs_BxGxC = blocks(runs, 1)
-    own = jnp.where(of_last_run(runs_BxGxC)[:, None, :, :, None], blocks(x, 2), 0).sum(axis=3)
-    far, visible = carried(own, runs_BxGxC, jnp.add, jnp.zeros_like(own[:, :, 0]), None, back)
+    block_sums = jnp.where(of_last_run(runs_BxGxC)[:, None, :, :, None], blocks(x, 2), 0).sum(axis=3)
+    far, visible = carried(block_sums, runs_BxGxC, jnp.add, jnp.zeros_like(block_sums[:, :, 0]), None, back)
     return jnp.where(visible[:, None, :, :, None], far[:, :, :, None], 0)

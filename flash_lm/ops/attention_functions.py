@@ -1,7 +1,7 @@
-"""From scores to attention weights: f(scores) / N over the visible keys.
+"""Attention functions f(scores) / N over the visible keys: softmax, relu² and Laplace.
 
 relu² is FLASH's ("Transformer Quality in Linear Time", eq. 4), Laplace is Mega's ("Moving Average Equipped Gated
-Attention", eq. 16): a smooth step fitted to relu² at √½. Softmax has its own denominator and ignores N.
+Attention", eq. 16): a smooth step fitted to relu² at √½. Softmax is already normalised and ignores N.
 """
 
 import math
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 _LAPLACE_MEAN = math.sqrt(0.5)
 _LAPLACE_WIDTH = math.sqrt(0.25 / math.pi) * math.sqrt(2)
 
-# Low enough that exp gives 0, and finite, so that a row without visible keys has no NaN in its gradient.
+# Low enough that exp gives 0, and finite, so that a query without visible keys has no NaN in its gradient.
 _HIDDEN = -1e30
 
 
@@ -60,7 +60,7 @@ def masked_softmax(scores: jax.Array, visible: jax.Array, divisor: jax.Array) ->
     top = jax.lax.stop_gradient(hidden_scores.max(axis=-1, keepdims=True))
     exponentials = jnp.where(visible, jnp.exp(hidden_scores - top), 0)
     total = exponentials.sum(axis=-1, keepdims=True)
-    # Not maximum(total, 1): a row with one visible key has total 1, and at a tie maximum halves the gradient.
+    # Not maximum(total, 1): a query with one visible key has total 1, and at a tie maximum halves the gradient.
     return exponentials / jnp.where(total > 0, total, 1)
 
 

@@ -1,6 +1,6 @@
-"""Softmax attention over part of the keys: a window, a window with gaps, or several parts joined as one softmax.
+"""Sliding-window softmax attention, optionally dilated, and the merge of partial softmaxes (online softmax).
 
-Time and memory grow with the tokens times the window, for any length of the row.
+Time and memory grow with the tokens times the window, for any length.
 """
 
 from typing import NamedTuple
@@ -14,16 +14,16 @@ from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import Bias, scores_of
 from flash_lm.ops.visibility import Sight
 
-_TIMES = 8  # a stretch's queries over its reach: a quarter of the keys is held twice, and none is visited more often
+_TIMES = 8  # queries of a stretch over its reach: a quarter of the keys is stored twice, and none is visited more often
 
 
 class Stretches(NamedTuple):
-    """How rows of queries are cut.
+    """Cuts a long sequence with a sliding window into stretches that become rows of a batch.
 
-    count: stretches a row.
+    count: stretches per sequence.
     size: queries in a stretch.
     reach: keys on either side of its queries that a stretch has; less than `size`.
-    ahead: keys of the row before its first query.
+    ahead: keys of the sequence before its first query.
     """
 
     count: int
@@ -36,21 +36,22 @@ class Stretches(NamedTuple):
         return self._rows(_padded(x_BxHxLxK, 0, self.count * self.size))
 
     def keys(self, x_BxHxMxK: jax.Array) -> jax.Array:
-        """(B · count)×H×(reach + size + reach)×K, zeros where the row has no key."""
+        """(B · count)×H×(reach + size + reach)×K, zeros outside the sequence."""
+        # Three shifted cuts of the padded sequence: keys before, beside and after the queries of each stretch.
         size, reach = self.size, self.reach
         row = _padded(x_BxHxMxK, reach - self.ahead, reach + (self.count + 1) * size)
         starts = (0, reach, reach + size)  # of what lies before the first stretch's queries, beside and after them
-        before, own, after = (
+        before, same, after = (
             self._rows(jax.lax.slice_in_dim(row, start, start + self.count * size, axis=2)) for start in starts
         )
-        return jnp.concatenate([before[:, :, :reach], own, after[:, :, :reach]], axis=2)
+        return jnp.concatenate([before[:, :, :reach], same, after[:, :, :reach]], axis=2)
 
     def sight(self, sight: Sight, batch: int) -> Sight:
-        """What the queries see of their own stretch's keys, (B · count)×size."""
+        """The keys of the stretch that its queries see, (B · count)×size."""
 
         def of_rows(x_BxL: jax.Array) -> jax.Array:
-            whole = jnp.broadcast_to(x_BxL, (batch, x_BxL.shape[1]))
-            row = jnp.pad(whole, ((0, 0), (0, self.count * self.size - whole.shape[1])))
+            full = jnp.broadcast_to(x_BxL, (batch, x_BxL.shape[1]))
+            row = jnp.pad(full, ((0, 0), (0, self.count * self.size - full.shape[1])))
             return row.reshape(batch * self.count, self.size)
 
         start = self.ahead - self.reach + self.size * jnp.arange(self.count, dtype=jnp.int32)
@@ -60,8 +61,8 @@ class Stretches(NamedTuple):
     def joined(self, x_RxHxSxE: jax.Array, length: int) -> jax.Array:
         """The inverse of `queries`, for rows of `length` tokens."""
         _, heads, size, width = x_RxHxSxE.shape
-        whole = jnp.moveaxis(x_RxHxSxE.reshape(-1, self.count, heads, size, width), 1, 2)
-        return whole.reshape(-1, heads, self.count * size, width)[:, :, :length]
+        stretches = jnp.moveaxis(x_RxHxSxE.reshape(-1, self.count, heads, size, width), 1, 2)
+        return stretches.reshape(-1, heads, self.count * size, width)[:, :, :length]
 
     def _rows(self, x_BxHxLxK: jax.Array) -> jax.Array:
         batch, heads, _, width = x_BxHxLxK.shape
@@ -70,12 +71,12 @@ class Stretches(NamedTuple):
 
 
 def stretches_of(queries: int, keys: int, window: int) -> Stretches | None:
-    """How to cut a row whose last key is its last query's own; None: it is too short for two stretches.
+    """Stretches of a sequence whose last key belongs to its last query; None: it is too short for two stretches.
 
     Args:
         queries: number of queries.
         keys: number of keys, at least as many.
-        window: queries see only keys fewer than this many places away.
+        window: queries see only keys fewer than this many tokens away.
     """
     block = blocked_attention.SMALLEST
     reach = -(-(window - 1) // block) * block
@@ -88,17 +89,18 @@ def stretches_of(queries: int, keys: int, window: int) -> Stretches | None:
 
 
 def _padded(x_BxHxLxK: jax.Array, before: int, total: int) -> jax.Array:
-    """With `before` zeros in front, or without so many of the first if negative, and zeros behind up to `total`."""
+    """Pads with `before` zeros in front (negative: drops tokens), and with zeros behind up to `total`."""
     kept = jax.lax.slice_in_dim(x_BxHxLxK, max(-before, 0), x_BxHxLxK.shape[2], axis=2)
     before = max(before, 0)
     return jnp.pad(kept, ((0, 0), (0, 0), (before, total - before - kept.shape[2]), (0, 0)))
 
 
 class SoftmaxPart(NamedTuple):
-    """Softmax over some of the keys, and what it takes to join it with softmax over others.
+    """Softmax over some of the keys, with the log of the sum for merging with softmax over others (online softmax).
 
     out_BxHxLxE: the output; zeros where a query sees none of these keys.
-    log_sum_BxHxL: logarithm of the sum of the exponentials of the scores, float32; hugely negative where there is none.
+    log_sum_BxHxL: logarithm of the sum of the exponentials of the scores, float32; hugely negative without visible
+        keys.
     """
 
     out_BxHxLxE: jax.Array
@@ -115,17 +117,17 @@ def banded_softmax(
     window: int | None,
     bias: Bias | None = None,
 ) -> SoftmaxPart:
-    """softmax(scale · q kᵀ + b) v over the keys that each query sees, a block of queries and keys at a time.
+    """Blocked softmax attention: softmax(scale · q kᵀ + b) v over the keys that each query sees.
 
     Args:
         q_BxHxLxK: queries.
-        k_BxHxMxK: keys, at places 0 … M − 1.
+        k_BxHxMxK: keys, at indices 0 … M − 1.
         v_BxHxMxE: values.
         sight: what the queries see; its window may differ by layer, as a traced number.
         scale: factor of q kᵀ.
         window: static; about as many keys as a query sees, for the size of blocks; None: all.
         bias: added to the scores, by the distance from query to key; see `blocked_attention.bias_of_heads`. It can hide
-            keys, so heads may have windows of their own.
+            keys, so windows may differ by head.
     """
     if q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
         no_divisor = jnp.ones(sight.first_BxL.shape, jnp.float32)
@@ -139,11 +141,12 @@ def banded_softmax(
 def windowed_softmax(
     q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, sight: Sight, *, scale: float, window: int
 ) -> SoftmaxPart:
-    """As `banded_softmax`, for a window that is not longer than `window`: long rows are cut into stretches.
+    """Sliding-window softmax: `banded_softmax` on stretches, for a window that is not longer than `window`.
 
-    The last key must be the last query's own, as in a row and in a ring followed by new tokens.
+    The last key must belong to the last query, as in a sequence and in a ring followed by new tokens.
     """
     batch, _, length, _ = q_BxHxLxK.shape
+    # A long sequence becomes a batch of stretches, so that time grows with length times window.
     cut = stretches_of(length, k_BxHxMxK.shape[2], window)
     if cut is None:
         return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, scale=scale, window=window)
@@ -153,7 +156,8 @@ def windowed_softmax(
 
 
 def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: jax.Array) -> SoftmaxPart:
-    """The same from all scores at once, float32; `visible` has a shape that broadcasts to theirs."""
+    """Softmax attention from all scores at once, float32; `visible` has a shape that broadcasts to theirs."""
+    # The maximum has no gradient, and a floor, so that a query without visible keys gets zeros.
     hidden = jnp.where(visible, scores_BxHxLxM, blocked_attention.HIDDEN)
     top_BxHxLx1 = jax.lax.stop_gradient(jnp.maximum(hidden.max(axis=-1, keepdims=True), blocked_attention.LOWEST))
     weights_BxHxLxM = jnp.exp(hidden - top_BxHxLx1)
@@ -164,7 +168,8 @@ def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: 
 
 
 def joined(parts: list[SoftmaxPart]) -> jax.Array:
-    """Softmax over all keys of the parts, which share none: B×H×L×E, dtype of the outputs."""
+    """Merges softmaxes over disjoint keys by their logs of sums: B×H×L×E, dtype of the outputs."""
+    # The share of a part is its sum of exponentials over all: a softmax of the logs of sums.
     sums_PxBxHxL = jnp.stack([part.log_sum_BxHxL for part in parts])
     share_PxBxHxL = jax.nn.softmax(sums_PxBxHxL, axis=0)
     out_PxBxHxLxE = jnp.stack([part.out_BxHxLxE for part in parts])
@@ -172,9 +177,9 @@ def joined(parts: list[SoftmaxPart]) -> jax.Array:
 
 
 def folded(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:
-    """Every `dilation`-th token as a row of its own: (B · dilation)×H×⌈L / dilation⌉×K, zeros at the end.
+    """Dilated windows: every `dilation`-th token becomes a row, (B · dilation)×H×⌈L / dilation⌉×K, zeros at the end.
 
-    A window with gaps is a window without them on these rows.
+    A dilated window is a plain window on these rows.
     """
     batch, heads, length, width = x_BxHxLxK.shape
     padded = jnp.pad(x_BxHxLxK, ((0, 0), (0, 0), (0, -length % dilation), (0, 0)))
@@ -190,12 +195,12 @@ def unfolded(x_BxHxLxK: jax.Array, dilation: int, length: int) -> jax.Array:
 
 
 def folded_sight(sight: Sight, dilation: int, batch: int) -> Sight:
-    """What the queries of `folded` rows see of their own row's keys.
+    """The keys that queries of `folded` rows see in their row.
 
     Args:
-        sight: of the whole rows; the place of the first query must be a multiple of `dilation`, and those of adjacent
-            queries differ by one.
-        dilation: places from one token of a folded row to the next.
+        sight: of the full sequences; the index of the first query must be a multiple of `dilation`, and those of
+            adjacent queries differ by one.
+        dilation: distance from one token of a folded row to the next.
         batch: B.
     """
 

@@ -1,8 +1,8 @@
-"""Attention over all pairs of tokens, one block of queries and keys at a time; so is its derivative.
+"""Blocked quadratic attention with online softmax (FlashAttention): one block of queries and keys at a time.
 
-Blocks outside the range that the queries see are skipped. Softmax goes block by block as in "FlashAttention-2"
+Blocks outside the range that the queries see are skipped. Online softmax as in "FlashAttention-2"
 (algorithms 1 and 2): the forward pass keeps a running maximum and total, and the backward pass recomputes the weights
-from the row's log of the sum.
+from the log of the sum per query.
 """
 
 import functools
@@ -24,21 +24,21 @@ _MOST_BIASES = 1 << 25  # numbers in the bias of all pairs of blocks
 KEPT = "blocked_attention"  # name of the derivative's residuals, for policies of jax.checkpoint
 
 # Scores of hidden pairs: finite. And the initial running maximum: lower than any score, but so far above hidden scores
-# that the exponential of the difference is zero, so weights need no mask of their own.
+# that the exponential of the difference is zero, so weights need no mask.
 HIDDEN, LOWEST = -1e30, -1e29
 
 
 class Settings(NamedTuple):
-    """What is known at tracing time; see `quadratic_attention`."""
+    """Static settings; see `quadratic_attention`."""
 
     function: str
     scale: float
 
 
 def block_size(length: int, window: int | None = None) -> int:
-    """Tokens in a block: a quarter of the row, so that the wasted work of a causal row stays a constant share.
+    """Tokens in a block: a quarter of the sequence, so that the wasted work of the causal mask stays a constant share.
 
-    If queries see only a window, a block is no longer than that (or the smallest): it is visited whole.
+    If queries see only a window, a block is no longer than that (or the smallest), because it is visited in full.
     """
     wanted = length // 4 if window is None else min(length // 4, window)
     return min(LARGEST, max(SMALLEST, 1 << max(wanted - 1, 0).bit_length()))
@@ -54,11 +54,11 @@ def attend(
     bias: Callable[[jax.Array], jax.Array] | None,
     window: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `quadratic_attention`, without an L×M array. With a bias, places of adjacent queries must differ by one.
+    """`quadratic_attention` without an L×M array. With a bias, indices of adjacent queries must differ by one.
 
     Args:
         q_BxHxLxK: queries.
-        k_BxHxMxK: keys, at places 0 … M − 1.
+        k_BxHxMxK: keys, at indices 0 … M − 1.
         v_BxHxMxE: values.
         sight: what the queries see; time grows with the blocks between the first and the last key of each block.
         divisor_BxL: N of each query.
@@ -78,8 +78,8 @@ def attend(
     q, k, v = (_to_blocks(x, size, 0) for x in (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE))
     about = Sight(*(_to_blocks(x, size, 0) for x in sight))
     # A divisor must not be zero, even at padding.
-    found: Any = _attend(settings, q, k, v, distances, about, _to_blocks(divisor_BxL, size, 1))
-    out, log_sum = (_from_blocks(x, length) for x in found)
+    blocked: Any = _attend(settings, q, k, v, distances, about, _to_blocks(divisor_BxL, size, 1))
+    out, log_sum = (_from_blocks(x, length) for x in blocked)
     return out, log_sum
 
 
@@ -98,8 +98,8 @@ def bias_of_heads(bias: Callable[[jax.Array], jax.Array], distance: jax.Array) -
 class Distances(NamedTuple):
     """The bias of pairs of blocks, by their distance.
 
-    bias: D×H×C×C of each distance between two blocks, the same for all rows; or H×W by the distance of two tokens, if
-        that were too large, or if rows differ in how their queries lie between the blocks of keys.
+    bias: D×H×C×C of each distance between two blocks, the same for all sequences; or H×W by the distance of two tokens,
+        if that were too large, or if sequences differ in how their queries lie between the blocks of keys.
     lowest: the least distance from the first query of a block to the first key of one, int32.
     """
 
@@ -107,7 +107,7 @@ class Distances(NamedTuple):
     lowest: jax.Array
 
     def of_block(self, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
-        """(B or 1)×(H or 1)×C×C, for queries at these places and the j-th block of keys."""
+        """(B or 1)×(H or 1)×C×C, for queries at these indices and the j-th block of keys."""
         size = places_BxC.shape[1]
         if self.bias.ndim == 4:
             return self.bias[self._index(places_BxC, j)][None]
@@ -154,6 +154,7 @@ def _attend(settings, q, k, v, bias, sight, divisor) -> tuple[jax.Array, jax.Arr
 
 def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
     """The output and softmax's log of the sum (else the divisor); and the residuals of the derivative."""
+    # Outer scan over blocks of queries, inner loop over the blocks of keys that they see.
     softmax = settings.function == "softmax"
 
     def of_queries(_, block):
@@ -161,6 +162,7 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
         shape = (*query.shape[:3], v.shape[-1])
 
         def add_softmax(j: jax.Array, carry):
+            # Online softmax: rescale the running output and total to the new maximum.
             total_E, top, total = carry
             scores, visible = _scores(settings, query, k[j], j, seen, bias)
             scores = jnp.where(visible, scores, HIDDEN)
@@ -170,25 +172,28 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
             return total_E * shrink + added, higher, total * shrink + weights.sum(axis=-1, keepdims=True)
 
         def add(j: jax.Array, total_E: jax.Array) -> jax.Array:
+            # Elementwise functions need no normalisation across blocks.
             weights = _weights(settings, *_scores(settings, query, k[j], j, seen, bias), divisor_BxC)
             return total_E + matmul(weights.astype(v.dtype), v[j])
 
         nothing = jnp.zeros(shape, jnp.float32)
         if not softmax:
             return None, (jax.lax.fori_loop(blocks[0], blocks[1], add, nothing).astype(v.dtype), divisor_BxC)
+        # A query without visible keys keeps total 0 and gets output 0.
         start = (nothing, jnp.full((*shape[:3], 1), LOWEST), jnp.zeros((*shape[:3], 1)))
         total_E, top, total = jax.lax.fori_loop(blocks[0], blocks[1], add_softmax, start)
         total = jnp.where(total > 0, total, 1)  # for a query that sees nothing
         return None, ((total_E / total).astype(v.dtype), (top + jnp.log(total))[..., 0])
 
+    # Besides its inputs, the backward pass gets the output and a number per query.
     _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, sight, blocks_seen(sight)))
     out, row = (checkpoint_name(x, KEPT) for x in (out, row))
     return (out, row), (q, k, v, bias, sight, out, row)
 
 
-def _backward(settings: Settings, kept, d_found: tuple[jax.Array, jax.Array]):
+def _backward(settings: Settings, kept, d_outputs: tuple[jax.Array, jax.Array]):
     q, k, v, bias, sight, out, row = kept
-    d_out, d_row = d_found
+    d_out, d_row = d_outputs
 
     def of_queries(carry, block):
         query, out_i, row_i, d_out_i, d_row_i, seen, blocks = block
@@ -198,6 +203,7 @@ def _backward(settings: Settings, kept, d_found: tuple[jax.Array, jax.Array]):
             shared -= d_row_i[..., None]
 
         def of_keys(j: jax.Array, carry):
+            # Recompute the weights of this block pair, and accumulate dv, dk and dq (FlashAttention-2, algorithm 2).
             d_q, d_k_t, d_v_t, d_bias = carry
             key, v_j = k[j], v[j]
             scores, visible = _scores(settings, query, key, j, seen, bias)
@@ -215,6 +221,7 @@ def _backward(settings: Settings, kept, d_found: tuple[jax.Array, jax.Array]):
         d_q, *rest = jax.lax.fori_loop(blocks[0], blocks[1], of_keys, (jnp.zeros(query.shape, jnp.float32), *carry))
         return tuple(rest), d_q.astype(query.dtype)
 
+    # dk and dv are carried over all blocks of queries; dq is complete after its block.
     zeros = (jnp.zeros(_transposed(x).shape, jnp.float32) for x in (k, v))
     start = (*zeros, None if bias is None else jnp.zeros_like(bias.bias))
     (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(
@@ -240,7 +247,7 @@ def _scores(
 
 
 def _weights(settings: Settings, scores: jax.Array, visible: jax.Array, row: jax.Array) -> jax.Array:
-    """The weights, from the scores and a value a row: softmax's log of the sum, B×H×C, or the divisor, (B or 1)×C."""
+    """The weights, from scores and a value per query: softmax's log of the sum, B×H×C, or the divisor, (B or 1)×C."""
     if settings.function == "softmax":
         return jnp.exp(jnp.where(visible, scores, HIDDEN) - row[..., None])
     return ATTENTION_FUNCTIONS[settings.function](scores, visible, row[:, None, :, None])

@@ -1,4 +1,4 @@
-"""Rows cut into chunks, and the sum over the chunks before each, as it is or decayed on its way.
+"""Chunkwise form: sequences cut into chunks, and the (decayed) sum of states over the chunks before each.
 
 Documents are contiguous, so at most one of them crosses the start of a chunk: that of the last token before it.
 """
@@ -19,7 +19,7 @@ def to_chunks(x_BxLx: jax.Array, chunk_size: int) -> jax.Array:
 
 
 def run_chunks(runs_BxL: jax.Array, size: int) -> jax.Array:
-    """B×L -> B×G×C, the last chunk filled as if the row's last document, or its padding, went on."""
+    """B×L -> B×G×C, the last chunk filled as if the last document, or its padding, went on."""
     return to_chunks(jnp.pad(runs_BxL, ((0, 0), (0, -runs_BxL.shape[1] % size)), mode="edge"), size)
 
 
@@ -39,12 +39,12 @@ def head_chunks(x_BxHxLx: jax.Array, size: int) -> jax.Array:
 def head_rows(x_BxHxGxCxE: jax.Array, length: int) -> jax.Array:
     """The inverse of `head_chunks`, for rows of `length` tokens."""
     batch, heads = x_BxHxGxCxE.shape[:2]
-    whole = from_chunks(x_BxHxGxCxE.reshape(-1, *x_BxHxGxCxE.shape[2:]), length)
-    return whole.reshape(batch, heads, *whole.shape[1:])
+    rows = from_chunks(x_BxHxGxCxE.reshape(-1, *x_BxHxGxCxE.shape[2:]), length)
+    return rows.reshape(batch, heads, *rows.shape[1:])
 
 
 def entering_runs(last_BxG: jax.Array) -> jax.Array:
-    """The run that enters each chunk, from each chunk's last; what comes before the row belongs to its first run."""
+    """The run that enters each chunk, from each chunk's last; tokens before the sequence belong to its first run."""
     return jnp.pad(last_BxG[:, :-1], ((0, 0), (1, 0)), constant_values=1)
 
 
@@ -54,7 +54,7 @@ def sums_before(
     initial_NxKxE: jax.Array | None = None,
     through_NxG: jax.Array | None = None,
 ) -> jax.Array:
-    """For each chunk: the sums of earlier chunks that end with the document that enters it, N×G×K×E float32.
+    """Inter-chunk recurrence: the state that enters each chunk, for the document that enters it, N×G×K×E float32.
 
     Groups of chunks are summed by a product with a triangle, several times as fast on a CPU as a scan over the chunks;
     a triangle over all chunks would be quadratic in the length, so groups are scanned.
@@ -62,37 +62,41 @@ def sums_before(
     Args:
         sums_NxGxKxE: each chunk's sum over its last document, float32.
         last_BxG: run of each chunk's last token, (N or 1)×G.
-        initial_NxKxE: the sum before the row; None: nothing.
-        through_NxG: logarithm of what a sum decays by on its way through each chunk, not positive; None: it does not.
+        initial_NxKxE: the state before the sequence; None: zeros.
+        through_NxG: logarithm of the decay through each chunk, not positive; None: no decay.
     """
+    # Group the chunks; inside a group, earlier chunks of the entering document are summed by one product.
     rows, chunks = sums_NxGxKxE.shape[:2]
     size = min(chunks, _GROUP)
     sums_NxJxGxX = to_chunks(sums_NxGxKxE.reshape(rows, chunks, -1), size)
     last_BxJxG, entering_BxJxG = (to_chunks(x, size) for x in (last_BxG, entering_runs(last_BxG)))
     before_BxJxGxG = (entering_BxJxG[..., None] == last_BxJxG[:, :, None]) & jnp.tri(size, k=-1, dtype=bool)[None, None]
-    own_BxJx1xG = (last_BxJxG == last_BxJxG[..., -1:])[:, :, None]
+    in_last_run_BxJx1xG = (last_BxJxG == last_BxJxG[..., -1:])[:, :, None]
     kept_NxJx1, until_NxJxGx1 = jnp.ones((1, 1, 1)), jnp.ones((1, 1, 1, 1))
     if through_NxG is not None:
+        # With decay, the weight of an earlier chunk is the decay through the chunks between.
         after = running(to_chunks(through_NxG, size), last_BxJxG)
         before = after.at(lambda x: jnp.pad(x[..., :-1], ((0, 0), (0, 0), (1, 0))))
         end = after.at(lambda x: x[..., -1:])
         earlier = after.at(lambda x: x[..., None, :])
         before_BxJxGxG = decayed(before.at(lambda x: x[..., None]), earlier, before_BxJxGxG)
-        own_BxJx1xG = decayed(end.at(lambda x: x[..., None]), earlier, own_BxJx1xG)
+        in_last_run_BxJx1xG = decayed(end.at(lambda x: x[..., None]), earlier, in_last_run_BxJx1xG)
         kept_NxJx1, until_NxJxGx1 = jnp.exp(end.total()), jnp.exp(before.total())[..., None]
     out_NxJxGxX = _added(before_BxJxGxG, sums_NxJxGxX)
+    # Across groups: a scan carries the state from group to group while the document goes on.
     if chunks > size or initial_NxKxE is not None:
-        own_NxJxX = _added(own_BxJx1xG, sums_NxJxGxX)[:, :, 0]
+        group_sums_NxJxX = _added(in_last_run_BxJx1xG, sums_NxJxGxX)[:, :, 0]
         goes_on_BxJ = entering_BxJxG[..., 0] == last_BxJxG[..., -1]
 
         def next_group(carry_NxX: jax.Array, group: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-            own_NxX, goes_on_B, kept_Nx1 = group
-            return jnp.where(goes_on_B[:, None], carry_NxX * kept_Nx1, 0) + own_NxX, carry_NxX
+            group_sum_NxX, goes_on_B, kept_Nx1 = group
+            return jnp.where(goes_on_B[:, None], carry_NxX * kept_Nx1, 0) + group_sum_NxX, carry_NxX
 
-        start = jnp.zeros_like(own_NxJxX[:, 0]) if initial_NxKxE is None else initial_NxKxE.reshape(rows, -1)
-        kept_NxJx1 = jnp.broadcast_to(kept_NxJx1, (kept_NxJx1.shape[0], own_NxJxX.shape[1], 1))
-        groups = (jnp.moveaxis(x, 1, 0) for x in (own_NxJxX, goes_on_BxJ, kept_NxJx1))
+        start = jnp.zeros_like(group_sums_NxJxX[:, 0]) if initial_NxKxE is None else initial_NxKxE.reshape(rows, -1)
+        kept_NxJx1 = jnp.broadcast_to(kept_NxJx1, (kept_NxJx1.shape[0], group_sums_NxJxX.shape[1], 1))
+        groups = (jnp.moveaxis(x, 1, 0) for x in (group_sums_NxJxX, goes_on_BxJ, kept_NxJx1))
         _, carried_JxNxX = jax.lax.scan(next_group, start, tuple(groups))
+        # The carried state reaches the chunks of the group that continue the same document.
         same_BxJxG = entering_BxJxG == entering_BxJxG[..., :1]
         carried_NxJx1xX = jnp.moveaxis(carried_JxNxX, 0, 1)[:, :, None]
         out_NxJxGxX += jnp.where(same_BxJxG[..., None], carried_NxJx1xX * until_NxJxGx1, 0)
@@ -107,7 +111,7 @@ def _product(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _added(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
-    """Adds up the sums with these weights, or those that are chosen: N×J×P×X."""
+    """Weighted sum, or sum of a selection: N×J×P×X."""
     return _product(weights_NxJxPxG, sums_NxJxGxX)
 
 
@@ -118,7 +122,7 @@ def _added_forward(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array):
 
 def _added_backward(kept: tuple[jax.Array, jax.Array | None], d_NxJxPxX: jax.Array):
     weights_NxJxPxG, sums_NxJxGxX = kept
-    # XLA's own derivative would transpose the large array instead.
+    # The derivative by XLA would transpose the large array instead.
     d_sums = _product(jax.lax.optimization_barrier(jnp.swapaxes(weights_NxJxPxG, -1, -2)), d_NxJxPxX)
     if sums_NxJxGxX is None:
         return None, d_sums

@@ -1,6 +1,6 @@
-"""Convolutions of a few taps along each document: no tap reads another document or padding.
+"""Short convolutions, depthwise or full, causal or centred, inside each document.
 
-A sum of shifted copies. XLA's own convolution of one filter a channel is many times slower on a CPU (4×1024×768, four
+A sum of shifted copies. XLA's depthwise convolution is many times slower on a CPU (4×1024×768, four
 taps: 175 ms against 1.4, with gradients 417 against 66), and it cannot see where a document ends. Taps are in the order
 of the tokens that they read.
 """
@@ -17,17 +17,17 @@ _SMALLEST_BLOCK = 32  # tokens
 
 
 def reach(taps: Any, causal: bool) -> tuple[Any, Any]:
-    """How many tokens before and after its own a filter reads; an even centred filter reads one more before.
+    """How many tokens before and after the current one a filter reads; an even centred filter reads one more before.
 
     Args:
         taps: W, which may be traced.
-        causal: the last tap is that of the token itself; otherwise the filter is centred.
+        causal: the last tap reads the current token; otherwise the filter is centred.
     """
     return (taps - 1, 0) if causal else (taps // 2, (taps - 1) // 2)
 
 
 def convolve(x_BxLxD: jax.Array, taps: jax.Array, runs_BxL: jax.Array, *, causal: bool) -> jax.Array:
-    """Σ_i taps_i x_(t + i − before) over the tokens of t's own document.
+    """Convolution Σ_i taps_i x_(t + i − before) over the tokens of the document of t.
 
     Args:
         x_BxLxD: the input.
@@ -45,14 +45,14 @@ def convolve(x_BxLxD: jax.Array, taps: jax.Array, runs_BxL: jax.Array, *, causal
 
 
 def convolve_heads(x_BxHxLxE: jax.Array, taps_WxH: jax.Array) -> jax.Array:
-    """Σ_i taps_ih x_(t + i − before), centred, with one filter for all channels of a head.
+    """Centred convolution Σ_i taps_ih x_(t + i − before) with one filter per head.
 
     A block of tokens is a product of a band matrix with the two blocks that it reads: for tens of taps that is faster
     than as many shifted copies (with 33 taps a step of Nyströmformer at configs/small.py takes 0.6 of the time on a
     CPU).
 
     Args:
-        x_BxHxLxE: the input, one document a row, zero at padding.
+        x_BxHxLxE: the input, one document per sequence, zero at padding.
         taps_WxH: a filter for each head.
 
     Returns:
@@ -64,7 +64,7 @@ def convolve_heads(x_BxHxLxE: jax.Array, taps_WxH: jax.Array) -> jax.Array:
     after = (blocks + 1) * size - length - before
     padded = jnp.pad(x_BxHxLxE, ((0, 0), (0, 0), (before, after), (0, 0))).reshape(batch, heads, -1, size, width)
     read_BxHxGx2CxE = jnp.concatenate([padded[:, :, :-1], padded[:, :, 1:]], axis=3)
-    # All rows and blocks share a head's band, so they are columns of one product.
+    # All sequences and blocks share the band of a head, so they are columns of one product.
     read_Hx2CxN = jnp.transpose(read_BxHxGx2CxE, (1, 3, 0, 2, 4)).reshape(heads, 2 * size, -1)
     tap_Cx2C = jnp.arange(2 * size, dtype=jnp.int32)[None] - jnp.arange(size, dtype=jnp.int32)[:, None]
     band_HxCx2C = taps_WxH.T.at[:, jnp.where(tap_Cx2C < 0, count, tap_Cx2C)].get(mode="fill", fill_value=0)
@@ -76,7 +76,7 @@ def convolve_heads(x_BxHxLxE: jax.Array, taps_WxH: jax.Array) -> jax.Array:
 def continue_convolution(
     x_BxLxD: jax.Array, taps: jax.Array, last_BxWxD: jax.Array, lengths_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The causal convolution of rows that go on, each from wherever it is.
+    """Causal convolution that continues each sequence from its last inputs (decode state).
 
     Args:
         x_BxLxD: new tokens, padded on the right.
@@ -94,7 +94,7 @@ def continue_convolution(
 
 
 def last_inputs(joined_BxTxD: jax.Array, lengths_B: jax.Array, before_BxWxD: jax.Array) -> jax.Array:
-    """The last inputs of a row that goes on.
+    """The last inputs of each sequence, for the decode state.
 
     Args:
         joined_BxTxD: those before the new ones, and the new ones, padded on the right.
@@ -107,29 +107,30 @@ def last_inputs(joined_BxTxD: jax.Array, lengths_B: jax.Array, before_BxWxD: jax
 
 
 def seen_by_taps(runs_BxL: jax.Array, taps: int, *, causal: bool) -> jax.Array:
-    """Whether each tap of a token reads one of the same document, (B or 1)×L×W of bool; nothing does at padding."""
+    """Mask of the taps that read a token of the same document, (B or 1)×L×W; false at padding."""
     before, _ = reach(taps, causal)
     return jnp.stack([_seen(runs_BxL, i - before) for i in range(taps)], axis=-1)
 
 
 def _seen(runs_BxL: jax.Array, offset: int) -> jax.Array:
-    """Whether what is `offset` places later is of the same document."""
+    """Whether the token `offset` positions later is of the same document."""
     return (_shifted(runs_BxL, offset) == runs_BxL) & (runs_BxL > 0)
 
 
 def _read(x_BxLxD: jax.Array, runs_BxL: jax.Array, offset: int) -> jax.Array:
-    """What is `offset` places later, where that is of the same document; else zero."""
+    """The token `offset` positions later, where that is of the same document; else zero."""
     return jnp.where(_seen(runs_BxL, offset)[..., None], _shifted(x_BxLxD, offset), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _convolved(x_BxLxD: jax.Array, taps_WxD: jax.Array, runs_BxL: jax.Array, before: int) -> jax.Array:
-    """A filter a channel, of which only the input is held for the derivative: what it reads is the input, shifted."""
+    """Depthwise convolution whose derivative keeps only the input: its taps read the shifted input."""
     return _summed([_read(x_BxLxD, runs_BxL, i - before) for i in range(len(taps_WxD))], taps_WxD)
 
 
 def _convolved_backward(before: int, kept: tuple[jax.Array, jax.Array, jax.Array], d_out: jax.Array):
     x, taps, runs = kept
+    # The gradient of x is the convolution with the reversed filter.
     d_x = _summed([_read(d_out, runs, before - i) for i in range(len(taps))], taps)
     length, around = x.shape[1], (before, len(taps) - 1 - before)
     beside, runs_beside = (jnp.pad(y, ((0, 0), around, *[(0, 0)] * (y.ndim - 2))) for y in (x, runs))
@@ -158,7 +159,7 @@ def _by_channel(x_BxLxD: jax.Array, y_BxLxD: jax.Array) -> jax.Array:
 
 
 def _shifted(x_BxLx: jax.Array, offset: int) -> jax.Array:
-    """At each place what is `offset` places later; zero outside the row, which is the run of padding."""
+    """Shifted by `offset` positions; zero outside the sequence, which is the run of padding."""
     length = x_BxLx.shape[1]
     offset = max(-length, min(offset, length))
     padding = [(0, 0), (max(-offset, 0), max(offset, 0))] + [(0, 0)] * (x_BxLx.ndim - 2)
@@ -167,7 +168,7 @@ def _shifted(x_BxLx: jax.Array, offset: int) -> jax.Array:
 
 
 def _summed(read_WxBxLxD: list[jax.Array], taps: jax.Array) -> jax.Array:
-    """Each tap times what it reads, summed in float32; dtype of what it reads."""
+    """Σ of taps times their shifted inputs in float32; dtype of the inputs."""
     dtype = read_WxBxLxD[0].dtype
     if taps.ndim == 2:
         taps = taps.astype(jnp.float32)

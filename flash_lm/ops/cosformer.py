@@ -1,4 +1,4 @@
-"""cosFormer's features ("cosFormer: Rethinking Softmax in Attention", Qin et al. 2022, eq. 9–12)."""
+"""Cosine re-weighting features of cosFormer (Qin et al. 2022, eq. 9–12)."""
 
 import jax
 import jax.numpy as jnp

@@ -38,7 +38,7 @@ def cross_entropy(
         targets_BxL: token ids, int32.
         weights_BxL: float32; 0 leaves a token out. No gradient flows into it.
         chunk: tokens in a slice whose logits exist at the same time.
-        parts: number of parts of the batch, such as its devices; B is a multiple of it. Each part sums its own gradient
+        parts: number of parts of the batch, such as its devices; B is a multiple of it. Each part sums a gradient
             of the table, so that devices exchange it once rather than for every slice.
         z_loss: z.
         cap: logits are cap · tanh(logits / cap); 0: as they are.
@@ -47,8 +47,8 @@ def cross_entropy(
     Returns:
         The sum in nats, penalties included; and the z-loss and the smoothing alone, without gradients; float32 scalars.
     """
-    found = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing)
-    return found.total, (found.z, found.smoothing)
+    loss = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing)
+    return loss.total, (loss.z, loss.smoothing)
 
 
 def token_scores(
@@ -74,18 +74,21 @@ def token_scores(
     Returns:
         Two B×L float32, without gradients.
     """
+    # Slice by slice, so that logits of all tokens never exist at once.
     slices = _Slices(weights_BxL, chunk, parts)
     table = table_VxD.astype(features_BxLxD.dtype)
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL))
 
-    def body(place, found):
-        x_PxNxD, targets_PxN = (jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in cut)
+    def body(i, scores):
+        x_PxNxD, targets_PxN = (jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in cut)
         logits_PxNxV = _logits(x_PxNxD, table, cap)
         log_z_PxN = jax.nn.logsumexp(logits_PxNxV, axis=-1)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
         is_hit_PxN = (logits_PxNxV.argmax(axis=-1) == targets_PxN).astype(jnp.float32)
-        here = log_z_PxN - target_logit_PxN, is_hit_PxN
-        return tuple(jax.lax.dynamic_update_index_in_dim(x, y, place, axis=0) for x, y in zip(found, here, strict=True))
+        slice_scores = log_z_PxN - target_logit_PxN, is_hit_PxN
+        return tuple(
+            jax.lax.dynamic_update_index_in_dim(x, y, i, axis=0) for x, y in zip(scores, slice_scores, strict=True)
+        )
 
     start = (jnp.zeros(cut[1].shape, jnp.float32),) * 2
     nll_BxL, hits_BxL = (slices.join(x) for x in jax.lax.fori_loop(0, slices.used, body, start))
@@ -98,7 +101,7 @@ def soft_capped(x: jax.Array, cap: float) -> jax.Array:
 
 
 class _Slices:
-    """A batch whose tokens that count are first in their rows, cut along L: a batch over devices stays in place."""
+    """Slices of a batch along L, weighted tokens first in each sequence; the batch stays sharded over devices."""
 
     def __init__(self, weights_BxL: jax.Array, chunk: int, parts: int):
         self._batch, self._length = weights_BxL.shape
@@ -107,7 +110,7 @@ class _Slices:
 
     @property
     def used(self) -> jax.Array:
-        """How many, from the first, have a token that counts."""
+        """Number of slices, from the first, with a weighted token."""
         return -(-self._counted.before_BxM[:, -1].max() // self._size)
 
     def cut(self, x_BxLx: jax.Array) -> jax.Array:
@@ -123,8 +126,8 @@ class _Slices:
         more = x_GxPxNx.shape[3:]
         split = jnp.moveaxis(x_GxPxNx.reshape(-1, self._batch, self._size, *more), 0, 1)
         ahead_BxLx = split.reshape(self._batch, -1, *more)[:, : self._length]
-        found = self._counted.put_back(ahead_BxLx.reshape(self._batch, 1, self._length, -1))
-        return found.reshape(ahead_BxLx.shape)
+        restored = self._counted.put_back(ahead_BxLx.reshape(self._batch, 1, self._length, -1))
+        return restored.reshape(ahead_BxLx.shape)
 
 
 def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -137,8 +140,8 @@ def _logits(x_PxNxD: jax.Array, table_VxD: jax.Array, cap: float) -> jax.Array:
 
 def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing):
     arguments = features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing
-    found = _sum(*arguments, with_gradients=True)
-    return (found.total, (found.z, found.smoothing)), found.gradients
+    loss = _sum(*arguments, with_gradients=True)
+    return (loss.total, (loss.z, loss.smoothing)), loss.gradients
 
 
 def _backward(chunk, parts, z_loss, cap, smoothing, gradients, cotangents):
@@ -172,23 +175,26 @@ def _sum(
     table = table_VxD.astype(features_BxLxD.dtype)
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
 
-    def body(place, carry):
+    def body(i, carry):
+        # Logits and log Z of one slice of tokens.
         total_P, z_P, smoothing_P, d_table_PxDxV, d_features_GxPxNxD = carry
-        x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, place, keepdims=False) for x in cut)
+        x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in cut)
         logits_PxNxV = _logits(x_PxNxD, table, cap)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
         exponentials_PxNxV = jnp.exp(logits_PxNxV - top_PxNx1)
         denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
         log_z_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0]
+        # Loss and penalties, weighted; a token of weight 0 may have NaN features.
         weighted = lambda x_PxN: jnp.where(weights_PxN > 0, x_PxN * weights_PxN, 0).sum(axis=1)
         total_P += weighted(log_z_PxN - target_logit_PxN)
         if z_loss:
-            z_P += (here_P := weighted(z_loss * jnp.square(log_z_PxN)))
-            total_P += here_P
+            z_P += (penalty_P := weighted(z_loss * jnp.square(log_z_PxN)))
+            total_P += penalty_P
         if smoothing:
-            smoothing_P += (here_P := weighted(smoothing * (target_logit_PxN - logits_PxNxV.mean(axis=-1))))
-            total_P += here_P
+            smoothing_P += (penalty_P := weighted(smoothing * (target_logit_PxN - logits_PxNxV.mean(axis=-1))))
+            total_P += penalty_P
+        # The gradient of the logits is softmax minus target, so it needs no second pass over the slices.
         if not with_gradients:
             return total_P, z_P, smoothing_P, None, None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
@@ -199,12 +205,14 @@ def _sum(
         d_logits_PxNxV = probabilities_PxNxV - expected_PxNxV
         if cap:
             d_logits_PxNxV *= 1 - jnp.square(logits_PxNxV / cap)
+        # Gradients of the table, summed, and of the features of this slice.
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
         d_table_PxDxV += _product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)  # on CPUs faster than its transpose
         d_x_PxNxD = _product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
-        d_features_GxPxNxD = jax.lax.dynamic_update_index_in_dim(d_features_GxPxNxD, d_x_PxNxD, place, axis=0)
+        d_features_GxPxNxD = jax.lax.dynamic_update_index_in_dim(d_features_GxPxNxD, d_x_PxNxD, i, axis=0)
         return total_P, z_P, smoothing_P, d_table_PxDxV, d_features_GxPxNxD
 
+    # Without gradients the accumulators are None, and the loop carries the sums only.
     d_table = jnp.zeros((parts, *table_VxD.T.shape), jnp.float32) if with_gradients else None
     d_features = jnp.zeros_like(cut[0]) if with_gradients else None
     start = (*(jnp.zeros(parts, jnp.float32) for _ in range(3)), d_table, d_features)
@@ -212,6 +220,7 @@ def _sum(
     total, z, smooth = (sum_P.sum() for sum_P in sums)
     if d_features_GxPxNxD is None or d_table_PxDxV is None:
         return _Sums(total, z, smooth, None)
+    # Back to the order of the batch; devices exchange the gradient of the table once.
     d_features_BxLxD = slices.join(d_features_GxPxNxD)
     d_features_BxLxD = jnp.where(weights_BxL[..., None] > 0, d_features_BxLxD, 0)
     d_table_VxD = d_table_PxDxV.sum(axis=0).T.astype(table_VxD.dtype)

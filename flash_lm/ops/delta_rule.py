@@ -1,6 +1,6 @@
-"""The gated delta rule: S ← e^g S; S ← S + kᵀ β (v − k S); o = q S ("Gated Delta Networks", Yang et al. 2024, eq. 10).
+"""Gated delta rule: S ← e^g S; S ← S + kᵀ β (v − k S); o = q S ("Gated Delta Networks", Yang et al. 2024, eq. 10).
 
-In chunks (ibid., section 3.3): what a chunk's tokens write, v′ = T β (v − e^b k S), solves a triangular system,
+Chunkwise form (ibid., section 3.3): the new values of a chunk, v′ = T β (v − e^b k S), solves a triangular system,
 T⁻¹ = I + tril(β k kᵀ ⊙ e^(b_i − b_j), −1), with b the running sum of g and S the sum that enters the chunk; then the
 chunk is that of a decayed sum of v′. The system is solved by substitution: for equal keys and β = 1 powers of its
 matrix exceed float32, while T holds only 0 and ±1. Chunks follow each other in a loop. All but products of q, k and v
@@ -20,12 +20,12 @@ from flash_lm.ops.unit_triangular import unit_inverse
 
 
 class DeltaInputs(NamedTuple):
-    """What determines the mixing.
+    """Inputs of the gated delta rule besides the values.
 
     q_BxHxLxK: queries.
     k_BxHxLxK: keys, of length 1 or 0.
     log_decay_BxHxL: g, not positive, float32; one below −80 counts as −80.
-    beta_BxHxL: β, how far a token moves what its key reads towards its value, float32.
+    beta_BxHxL: β, strength of the write: how far the value read by the key moves towards v, float32.
     """
 
     q_BxHxLxK: jax.Array
@@ -35,7 +35,7 @@ class DeltaInputs(NamedTuple):
 
 
 def delta_rule(by: DeltaInputs, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, *, chunk_size: int) -> jax.Array:
-    """What each token reads after it has written, from the tokens of its document up to itself.
+    """Gated delta rule over the tokens of each document, chunkwise form: o_t = q_t S_t.
 
     Args:
         by: queries, keys, decays and β.
@@ -53,7 +53,7 @@ def delta_rule(by: DeltaInputs, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, *, ch
 def prefill_delta(
     by: DeltaInputs, v_BxHxLxE: jax.Array, state_BxHxKxE: jax.Array, real_BxL: jax.Array, *, chunk_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """As `delta_rule`, for tokens that continue a state.
+    """`delta_rule` for tokens that continue a state.
 
     Args:
         by: queries, keys, decays and β.
@@ -74,7 +74,7 @@ def prefill_delta(
 
 
 def step_delta(by: DeltaInputs, v_BxHx1xE: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
+    """Recurrent form, one token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
     q, k, log_decay, beta = (x.astype(jnp.float32) for x in by)
     state = jnp.exp(log_decay)[..., None] * state
     new_BxHx1xE = beta[..., None] * (v_BxHx1xE.astype(jnp.float32) - matmul(k, state))
@@ -83,17 +83,17 @@ def step_delta(by: DeltaInputs, v_BxHx1xE: jax.Array, state: jax.Array) -> tuple
 
 
 class _Chunk(NamedTuple):
-    """What a chunk needs besides the sum that enters it, B×H×C×… each.
+    """Inputs of the inter-chunk recurrence besides the entering state, B×H×C×… each.
 
-    own: T β v.
+    writes: T β v, the new values if S were zero.
     keys: T β e^b k, of the entering document.
     weights: q kᵀ ⊙ e^(b_i − b_j), of each pair of a document.
     queries: e^b q, of the entering document.
     written: e^(b_C − b) k, of the last document.
-    kept: what remains of the entering sum at the end, B×H×1; 0 if its document has ended.
+    kept: decay of the entering state through the chunk, B×H×1; 0 if its document has ended.
     """
 
-    own: jax.Array
+    writes: jax.Array
     keys: jax.Array
     weights: jax.Array
     queries: jax.Array
@@ -104,9 +104,10 @@ class _Chunk(NamedTuple):
 def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[jax.Array, jax.Array]:
     length = v.shape[2]
     size = min(chunk_size, length)
-    # What fills the last chunk counts as more of the row's last document: its keys are zeros and nothing decays.
+    # What fills the last chunk counts as more of the last document: its keys are zeros and nothing decays.
     runs = run_chunks(runs_BxL, size)[:, None]
     q, k, log_decay, beta, v_chunks = (head_chunks(x, size) for x in (*by, v))
+    # Decays e^(b_i − b_j) between tokens of the same document, from the running sums b of g.
     sums = running(log_decay, runs)
     end, nothing = sums.at(lambda x: x[..., -1:]), sums.at(jnp.zeros_like)
     entering = entering_runs(runs[:, 0, :, -1])[:, None, :, None]
@@ -116,13 +117,15 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     between = decayed(sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :]), same & up_to_own)
     from_start = decayed(sums, nothing, of_entering)
 
+    # UT transform: T = (I + tril(β k kᵀ ⊙ decay, −1))⁻¹, applied to β v and to β e^b k.
     earlier = jnp.tri(size, k=-1, dtype=jnp.float32)[None, None, None]
     system = beta[..., None] * matmul(k, k, transpose_b=True) * between * earlier
     wide = jnp.concatenate([v_chunks.astype(jnp.float32), k.astype(jnp.float32) * from_start[..., None]], axis=-1)
     solved = matmul(unit_inverse(system), beta[..., None] * wide)
+    # Products in the dtype of the values, as in the other chunkwise forms.
     dtype = v.dtype
     chunks = _Chunk(
-        own=solved[..., : v.shape[-1]],
+        writes=solved[..., : v.shape[-1]],
         keys=solved[..., v.shape[-1] :].astype(dtype),
         weights=(matmul(q, k, transpose_b=True) * between).astype(dtype),
         queries=weighted(q, from_start),
@@ -132,11 +135,13 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
 
     @jax.checkpoint
     def of_chunk(entering_BxHxKxE: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
+        # New values v′ = T β (v − e^b k S), then the outputs and the state at the end of the chunk.
         entering = entering_BxHxKxE.astype(dtype)
-        new = (chunk.own - matmul(chunk.keys, entering)).astype(dtype)
+        new = (chunk.writes - matmul(chunk.keys, entering)).astype(dtype)
         out = matmul(chunk.queries, entering) + matmul(chunk.weights, new)
         after = chunk.kept[..., None] * entering_BxHxKxE + matmul(chunk.written, new, transpose_a=True)
         return after, out.astype(dtype)
 
+    # Inter-chunk recurrence: one chunk after another.
     state, out = jax.lax.scan(of_chunk, state, jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), chunks))
     return head_rows(jnp.moveaxis(out, 0, 2), length), state

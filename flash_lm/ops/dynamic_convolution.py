@@ -1,4 +1,4 @@
-"""Convolutions whose taps differ by token: y_t = Σ_i w_ti x_(t + i − before), with one w for all channels of a head.
+"""Dynamic convolution, with taps per token and head: y_t = Σ_i w_ti x_(t + i − before), for all channels of a head.
 
 "Pay Less Attention with Lightweight and Dynamic Convolutions", Wu et al. 2019, section 4.
 """
@@ -13,7 +13,7 @@ _SMALLEST_BLOCK = 32  # tokens
 
 
 def softmax_of_taps(scores_BxLxHxW: jax.Array, taps: jax.Array, *, causal: bool) -> jax.Array:
-    """Softmax over the `taps` places nearest to a token; zero at all others.
+    """Softmax over the `taps` tokens nearest to a token; zero at all others.
 
     Args:
         scores_BxLxHxW: a number for each of W taps, in the order of the tokens that they read.
@@ -24,9 +24,10 @@ def softmax_of_taps(scores_BxLxHxW: jax.Array, taps: jax.Array, *, causal: bool)
         B×L×H×W float32. Taps that read no token keep their share.
     """
     count = scores_BxLxHxW.shape[-1]
-    place_W = jnp.arange(count, dtype=jnp.int32) - reach(count, causal)[0]
+    tap_offset_W = jnp.arange(count, dtype=jnp.int32) - reach(count, causal)[0]
     before, after = reach(taps, causal)
-    used_W = (place_W >= -before) & (place_W <= after)
+    used_W = (tap_offset_W >= -before) & (tap_offset_W <= after)
+    # Taps of a stack of layers have one width; a layer uses those nearest to the token.
     scores = jnp.where(used_W[None, None, None], scores_BxLxHxW.astype(jnp.float32), -jnp.inf)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -34,7 +35,7 @@ def softmax_of_taps(scores_BxLxHxW: jax.Array, taps: jax.Array, *, causal: bool)
 def dynamic_convolution(
     x_BxLxD: jax.Array, weights_BxLxHxW: jax.Array, runs_BxL: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """Σ_i w_ti x_(t + i − before) over the tokens of t's own document.
+    """Dynamic convolution Σ_i w_ti x_(t + i − before) over the tokens of the document of t.
 
     Args:
         x_BxLxD: the input, D / H channels for each head.
@@ -58,7 +59,7 @@ def dynamic_convolution(
 def continue_dynamic_convolution(
     x_BxLxD: jax.Array, weights_BxLxHxW: jax.Array, last_BxVxD: jax.Array, lengths_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The causal convolution of rows that go on, each from wherever it is.
+    """Causal dynamic convolution that continues each sequence from its last inputs (decode state).
 
     Args:
         x_BxLxD: new tokens, padded on the right.
@@ -82,8 +83,9 @@ def _weighted(read_BxTxD: jax.Array, weights_BxLxHxW: jax.Array) -> jax.Array:
 
     A block of tokens is a product of a band matrix, which holds their weights, with what it reads. The derivative of W
     shifted multiply-adds would be ten times as slow on a CPU and hold W arrays (4×1024×384, 31 taps: 330 ms and 380 MB
-    against 30 ms and 25 MB; with a rule of its own 270 ms).
+    against 30 ms and 25 MB; with a custom derivative 270 ms).
     """
+    # Blocks of at least as many tokens as taps, so a block reads only itself and the next one.
     (batch, length, heads, count), width = weights_BxLxHxW.shape, read_BxTxD.shape[-1]
     size = min(length, max(_SMALLEST_BLOCK, count - 1))
     blocks, columns = -(-length // size), size + count - 1
@@ -94,16 +96,17 @@ def _weighted(read_BxTxD: jax.Array, weights_BxLxHxW: jax.Array) -> jax.Array:
 
     filler = ((0, 0), (0, blocks * size - length))
     weights_BxGxHxCxW = cut(jnp.pad(weights_BxLxHxW, (*filler, (0, 0), (0, 0)))).astype(read_BxTxD.dtype)
-    # Each row starts a place further right than the one before: rows that are longer by one place, cut anew.
+    # Band matrix by reshaping: each row starts one column further right than the one before.
     longer = jnp.pad(weights_BxGxHxCxW, [(0, 0)] * 4 + [(0, columns + 1 - count)])
     band_BxGxHxCxJ = longer.reshape(batch, blocks, heads, -1)[..., : size * columns].reshape(
         batch, blocks, heads, size, columns
     )
     read_BxTxHxE = jnp.pad(read_BxTxD, (*filler, (0, 0))).reshape(batch, -1, heads, width // heads)
-    own_BxGxHxCxE = cut(read_BxTxHxE)
+    block_BxGxHxCxE = cut(read_BxTxHxE)
+    # Each block reads its tokens and the first W − 1 of the next.
     after_BxGxHxVxE = jnp.swapaxes(read_BxTxHxE[:, None, blocks * size :], 2, 3)  # what the last block reads
     if blocks > 1:
-        after_BxGxHxVxE = jnp.concatenate([own_BxGxHxCxE[:, 1:, :, : count - 1], after_BxGxHxVxE], axis=1)
-    out_BxGxHxCxE = matmul(band_BxGxHxCxJ, jnp.concatenate([own_BxGxHxCxE, after_BxGxHxVxE], axis=3))
+        after_BxGxHxVxE = jnp.concatenate([block_BxGxHxCxE[:, 1:, :, : count - 1], after_BxGxHxVxE], axis=1)
+    out_BxGxHxCxE = matmul(band_BxGxHxCxJ, jnp.concatenate([block_BxGxHxCxE, after_BxGxHxVxE], axis=3))
     out_BxTxD = jnp.swapaxes(out_BxGxHxCxE, 2, 3).reshape(batch, -1, width)
     return out_BxTxD[:, :length].astype(read_BxTxD.dtype)

@@ -2,9 +2,9 @@
 
 exp(q·k) is the mean over ω ~ N(0, I) of φ_ω(q) φ_ω(k) with φ_ω(x) = exp(ω·x − ‖x‖²/2) (lemma 1), so softmax
 attention is estimated by attention that is linear in the features. Features differ by factors beyond the range of any
-float, so we compute with logarithms: a sum over keys has its own maximum for each feature, and a query has the maximum
-of what it sees (see `ops.logsumexp_means`), which never includes a later key. If all logarithms are moderate, features
-are used directly, and this is linear attention.
+float, so we compute with logarithms: sums over keys have a maximum per feature, and a query has the maximum
+of the keys it sees (see `ops.logsumexp_means`), which never includes a later key. If all logarithms are moderate,
+features are used directly, and this is linear attention.
 """
 
 from typing import NamedTuple
@@ -72,10 +72,10 @@ def log_features(x: jax.Array, frequencies_FxK: jax.Array) -> jax.Array:
 
 
 class FeatureSums(NamedTuple):
-    """Maximum over keys of log φ(k), and Σ φ(k) [v, 1]ᵀ / exp(max), for each feature; float32.
+    """State of FAVOR+: maximum over keys of log φ(k), and Σ φ(k) [v, 1]ᵀ / exp(max), for each feature; float32.
 
     The sum's last column is for the denominator. A decode state is over all keys so far and has no dimension G; its
-    size does not depend on position or maximum length.
+    size is constant.
     """
 
     max_BxHxGxF: jax.Array
@@ -98,16 +98,16 @@ def favor(
     causal: bool,
     packed: bool,
 ) -> jax.Array:
-    """φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) over the keys of the query's own document; if causal, none after the query.
+    """FAVOR+: φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) over the keys of the query's document; if causal, none after the query.
 
     Args:
         log_q_BxHxLxF: `log_features` of the queries.
         log_k_BxHxLxF: `log_features` of the keys.
         v_BxHxLxE: values.
-        segments: the documents of each row.
+        segments: the documents of each sequence.
         block_size: size of the blocks in which pairs are computed one by one; a power of two.
         causal: hide keys after the query.
-        packed: a row may hold several documents.
+        packed: a sequence may hold several documents.
 
     Returns:
         B×H×L×E, dtype of v. Padding gets zeros.
@@ -115,18 +115,21 @@ def favor(
     runs_BxL = segments.runs_BxL
     real = (runs_BxL > 0)[:, None, :, None]
 
-    def stable(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def stable_form(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # One state over all keys serves all queries of a single document.
         if not causal and not packed:
-            return without_max(_read(log_q, _of_keys(log_k, with_ones(v), real)))
+            return without_max(_read(log_q, _key_sums(log_k, with_ones(v), real)))
+        # Bidirectional: the tokens after each one are those before it in the reversed sequence.
         sums = _causal_sums(log_q, log_k, v, runs_BxL, block_size)
         if not causal:
             log_q, log_k, v = (jnp.flip(x, 2) for x in (log_q, log_k, v))
-            later = _causal_sums(log_q, log_k, v, jnp.flip(runs_BxL, 1), block_size, own=False)
+            later = _causal_sums(log_q, log_k, v, jnp.flip(runs_BxL, 1), block_size, include_self=False)
             sums = add(sums, jax.tree.map(lambda x: jnp.flip(x, 2), later))
         return without_max(sums)
 
-    def by_products(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        phi_q, _ = _scaled(log_q)
+    def product_form(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # A factor per query cancels in the quotient, so its maximum is dropped.
+        phi_q, _ = _scaled_exp(log_q)
         q, k, values = (heads_into_batch(x) for x in (phi_q, jnp.exp(log_k), with_ones(v)))
         sums = linear_sums(q, k, values, segments, chunk_size=block_size, causal=causal, packed=packed)
         sums = sums.reshape(*v.shape[:3], -1)
@@ -134,16 +137,16 @@ def favor(
 
     moderate = lambda log_q, log_k, v: _fits(log_q, log_k, real)
     arrays = (log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32))
-    return jnp.where(real, mean_by_either(moderate, by_products, stable, *arrays), 0).astype(v_BxHxLxE.dtype)
+    return jnp.where(real, mean_by_either(moderate, product_form, stable_form, *arrays), 0).astype(v_BxHxLxE.dtype)
 
 
 def _fits(log_q: jax.Array, log_k: jax.Array, real: jax.Array) -> jax.Array:
     """Whether float32 can hold the sums of plain features, with a query's features divided by its largest.
 
-    A query sees itself, so its denominator is at least its own share.
+    A query sees itself, so its denominator is at least the weight of itself.
     """
-    own = (log_q + log_k).max(axis=-1, keepdims=True) - log_q.max(axis=-1, keepdims=True)
-    return (jnp.where(real, own, 0).min() >= -_MODERATE) & (jnp.where(real, log_k, 0).max() <= _MODERATE)
+    self_share = (log_q + log_k).max(axis=-1, keepdims=True) - log_q.max(axis=-1, keepdims=True)
+    return (jnp.where(real, self_share, 0).min() >= -_MODERATE) & (jnp.where(real, log_k, 0).max() <= _MODERATE)
 
 
 def prefill_favor(
@@ -172,7 +175,7 @@ def prefill_favor(
     real = real_BxL[:, None, :, None]
     log_q, log_k, v = (jnp.where(real, x, 0) for x in (log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32)))
     sums = _causal_sums(log_q, log_k, v, real_BxL.astype(jnp.int32), block_size, initial=state)
-    state = _add_features(state, _of_keys(log_k, with_ones(v), real))
+    state = _add_features(state, _key_sums(log_k, with_ones(v), real))
     return ratio(sums).astype(v_BxHxLxE.dtype), state
 
 
@@ -183,36 +186,38 @@ def _causal_sums(
     runs_BxL: jax.Array,
     block_size: int,
     *,
-    own: bool = True,
+    include_self: bool = True,
     initial: FeatureSums | None = None,
 ) -> Sums:
-    """The sums of each token over the visible keys before it, and with `own` over itself."""
+    """The sums of each token over the visible keys before it, and with `include_self` over itself."""
     length = v.shape[2]
     block = min(block_size, 1 << (length - 1).bit_length())
     pad = lambda x, axis: jnp.pad(x, [(0, -length % block if i == axis else 0) for i in range(x.ndim)])
+    # Pad to full blocks; padding is in no run.
     log_q, log_k, v, runs = pad(log_q, 2), pad(log_k, 2), pad(v, 2), pad(runs_BxL, 1)
     values = with_ones(v)
-    sums = _each_alone(log_q, log_k, v, (runs > 0)[:, None, :, None]) if own else nothing(v, 1)
+    sums = _self_sums(log_q, log_k, v, (runs > 0)[:, None, :, None]) if include_self else nothing(v, 1)
 
     def look(where: Rectangles) -> Sums:
         visible_keys, visible_queries = crossing(runs, where)
-        keys, here = where.keys(log_k, 2), where.keys(values, 2)
-        pairs = _of_pairs(where.queries(log_q, 2), keys, here, visible_keys[:, None, :, :, None])
+        keys, key_values = where.keys(log_k, 2), where.keys(values, 2)
+        pairs = _pair_sums(where.queries(log_q, 2), keys, key_values, visible_keys[:, None, :, :, None])
         return only(pairs, visible_queries)
 
+    # Pairs inside a block by divide and conquer, then the state of the blocks before.
     sums = in_blocks(sums, block, look)
     if block < log_q.shape[2] or initial is not None:
         blocks = neighbours(block).queries
         runs_BxGxC = blocks(runs, 1)
-        of_block = _of_keys(blocks(log_k, 2), blocks(values, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
+        of_block = _key_sums(blocks(log_k, 2), blocks(values, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
         empty = no_features(log_q.shape[0], log_q.shape[1], log_q.shape[3], v.shape[3])
         entering, visible = carried(of_block, runs_BxGxC, _add_features, empty, initial)
         sums = add_to_blocks(sums, only(_read(blocks(log_q, 2), entering), visible))
     return jax.tree.map(lambda x: x[:, :, :length], sums)
 
 
-def _each_alone(log_q: jax.Array, log_k: jax.Array, v: jax.Array, visible: jax.Array) -> Sums:
-    """Each query with its own key."""
+def _self_sums(log_q: jax.Array, log_k: jax.Array, v: jax.Array, visible: jax.Array) -> Sums:
+    """Each query with the key of the same token."""
     logs = log_q + log_k
     top = jax.lax.stop_gradient(logs.max(axis=-1, keepdims=True))
     weight = jnp.exp(logs - top).sum(axis=-1, keepdims=True)
@@ -220,24 +225,24 @@ def _each_alone(log_q: jax.Array, log_k: jax.Array, v: jax.Array, visible: jax.A
     return Sums(*(jnp.where(visible, x, none) for x, none in zip(alone, nothing(v, 1), strict=True)))
 
 
-def _of_pairs(log_q: jax.Array, log_k: jax.Array, values: jax.Array, visible: jax.Array) -> Sums:
+def _pair_sums(log_q: jax.Array, log_k: jax.Array, values: jax.Array, visible: jax.Array) -> Sums:
     """Queries (…, C, F) over keys (…, M, F) with values (…, M, E + 1), pair by pair; visible keys: (…, M, 1)."""
     if log_k.shape[-2] == 1:  # too small for a matrix product to pay off
-        return _each_alone(log_q, log_k, values[..., :-1], visible)
+        return _self_sums(log_q, log_k, values[..., :-1], visible)
     phi_k, top_k = exponentials(log_k, visible)
-    phi_q, top = _scaled(log_q + top_k)
+    phi_q, top = _scaled_exp(log_q + top_k)
     return _sums(matmul(matmul(phi_q, phi_k, transpose_b=True), values), top)
 
 
-def _of_keys(log_k: jax.Array, values: jax.Array, visible: jax.Array) -> FeatureSums:
-    """The sums over the keys of axis −2, which is removed."""
+def _key_sums(log_k: jax.Array, values: jax.Array, visible: jax.Array) -> FeatureSums:
+    """State of the keys of axis −2, which is removed."""
     phi_k, top = exponentials(log_k, visible)
     return FeatureSums(top[..., 0, :], matmul(phi_k, values, transpose_a=True))
 
 
 def _read(log_q: jax.Array, of_keys: FeatureSums) -> Sums:
     """The sums of queries (…, C, F) over all the summed keys (…, F)."""
-    phi_q, top = _scaled(log_q + of_keys.max_BxHxGxF[..., None, :])
+    phi_q, top = _scaled_exp(log_q + of_keys.max_BxHxGxF[..., None, :])
     return _sums(matmul(phi_q, of_keys.sum_BxHxGxFxE), top)
 
 
@@ -248,12 +253,12 @@ def _add_features(a: FeatureSums, b: FeatureSums) -> FeatureSums:
     return FeatureSums(top, a.sum_BxHxGxFxE * scale_a + b.sum_BxHxGxFxE * scale_b)
 
 
-def _scaled(logs: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _scaled_exp(logs: jax.Array) -> tuple[jax.Array, jax.Array]:
     """exp(logs − max) and the maximum over the features."""
     top = jax.lax.stop_gradient(logs.max(axis=-1, keepdims=True))
     return jnp.exp(logs - top), top
 
 
 def _sums(values: jax.Array, top: jax.Array) -> Sums:
-    """Splits off the last column of the values as the denominator."""
+    """Numerator and denominator, the last column of the values."""
     return Sums(values[..., :-1], values[..., -1:], top)

@@ -6,7 +6,8 @@ outgoing flow O set to one, what is left of the other side, Ô and Î, makes the
     I_i = φq_i·Σ φk_j        Î_i = φq_i·Σ φk_j / O_j        out_i = σ(Î_i) φq_i/I_i · Σ φk_j c_j v_j
     O_j = φk_j·Σ φq_i        Ô_j = φk_j·Σ φq_i / I_i        c_j = n softmax_j(Ô)
 
-Causal: every sum is over the tokens up to the own one, n is their number, 1/O and 1/I count n times, and Ô and Î are
+Causal: every sum is over the tokens up to the current one, n is their number, 1/O and 1/I count n times, and Ô and Î
+    are
 divided by n (the authors' code). Then all but the sums depends on one token alone, and a state of sums decodes it.
 Sums, flows and features are float32, and start again with each document. No sum is the difference of two others.
 """
@@ -60,17 +61,17 @@ def flow_attention(
     causal: bool,
     packed: bool,
 ) -> jax.Array:
-    """Flow attention inside each document.
+    """Flow attention (competition and allocation) inside each document.
 
     Args:
         q_BxHxLxK: queries.
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
-        segments: the documents of each row.
+        segments: the documents of each sequence.
         chunk_size: C, of the last sum.
         clamp: Ô counts no more than this.
-        causal: sums are over the tokens up to the own one.
-        packed: a row may hold several documents.
+        causal: sums are over the tokens up to the current one.
+        packed: a sequence may hold several documents.
 
     Returns:
         B×H×L×E, dtype of v. Padding gets zeros.
@@ -102,7 +103,7 @@ def prefill_flow(
     chunk_size: int,
     clamp: float,
 ) -> tuple[jax.Array, FlowState]:
-    """Causal flow attention that goes on from a state.
+    """Causal flow attention that continues from a state.
 
     Args:
         q_BxHxLxK: queries.
@@ -139,19 +140,23 @@ def prefill_flow(
         after["values_BxHxKxE"] = total.reshape(before["values_BxHxKxE"].shape)
         return sums.reshape(values.shape)
 
+    # The same equations as in training; the sums continue from the state and store it in `after`.
     out = _flow(q, k, v, positions_BxL + 1, clamp, summed, mixed)
     return out, FlowState(**after)
 
 
 def _flow(q, k, v, count_BxL: jax.Array, clamp: float, summed: Sum, mixed: Callable) -> jax.Array:
-    """The equations, given how to sum: q, k B×H×L×K features, v B×H×L×E."""
+    """The equations of flow attention, given how to sum: q, k B×H×L×K features, v B×H×L×E."""
+    # Incoming flow of the sinks (queries) and outgoing flow of the sources (keys).
     n = count_BxL.astype(jnp.float32)[:, None, :, None]
     both = lambda name, *arrays: jnp.split(summed(name, jnp.concatenate(arrays, axis=-1)), 2, axis=-1)
     all_k, all_q = both("flows_BxHx2K", k, q)
     incoming, outgoing = _dot(q, all_k), _dot(k, all_q)
+    # Conserved flows: with the other side normalised to 1.
     shares_k, shares_q = both("shares_BxHx2K", _over(k, outgoing) * n, _over(q, incoming) * n)
     allocation = jax.nn.sigmoid(_dot(q, shares_k) / n)
     strength = jnp.exp(jnp.minimum(_dot(k, shares_q) / n, clamp))
+    # Competition among the sources is a softmax over their conserved outgoing flow; the sinks allocate by σ.
     competition = _over(strength, summed("competition_BxHx1", strength)) * n
     out = mixed(_over(q, incoming), k, competition * v.astype(jnp.float32))
     return (allocation * out).astype(v.dtype)
@@ -162,7 +167,7 @@ def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _over(x: jax.Array, total: jax.Array) -> jax.Array:
-    """X / total, without an ε, which small features would show; padding has 0 / 0."""
+    """Quotient x / total without an ε, which would bias small features; padding has 0 / 0."""
     return x / jnp.where(total > 0, total, 1)
 
 

@@ -1,4 +1,4 @@
-"""Some of a row's tokens moved to its front, so that attention to them or from them visits few blocks."""
+"""Gathers chosen tokens (global tokens of Longformer, targets of the loss) to the front of each sequence."""
 
 from typing import NamedTuple
 
@@ -9,11 +9,11 @@ from flash_lm.ops.visibility import Sight
 
 
 class Compact(NamedTuple):
-    """Where the chosen tokens of each row are; arrays are (B or 1)×….
+    """Indices of the chosen tokens of each sequence; arrays are (B or 1)×….
 
-    order_BxN: their places in the row, in order, and then those of other tokens.
+    order_BxN: their indices in the sequence, in order, and then those of other tokens.
     chosen_BxN: which of these are chosen tokens.
-    before_BxM: number of chosen tokens before each place; one more than there are tokens.
+    before_BxM: number of chosen tokens before each index 0 … L.
     """
 
     order_BxN: jax.Array
@@ -25,23 +25,23 @@ class Compact(NamedTuple):
         return jnp.take_along_axis(x_BxHxLxK, self.order_BxN[:, None, :, None], axis=2)
 
     def put_back(self, x_BxHxNxK: jax.Array) -> jax.Array:
-        """Each chosen token's vector at its place in the row, B×H×L×K; other tokens get that of a chosen one."""
-        place_BxL = jnp.minimum(self.before_BxM[:, :-1], x_BxHxNxK.shape[2] - 1)
-        return jnp.take_along_axis(x_BxHxNxK, place_BxL[:, None, :, None], axis=2)
+        """Inverse of `take`: vectors of chosen tokens at their indices, B×H×L×K; others get that of a chosen token."""
+        index_BxL = jnp.minimum(self.before_BxM[:, :-1], x_BxHxNxK.shape[2] - 1)
+        return jnp.take_along_axis(x_BxHxNxK, index_BxL[:, None, :, None], axis=2)
 
     def queries(self, sight: Sight) -> Sight:
-        """What the chosen tokens see, as queries; the others see nothing."""
+        """Visibility of the chosen tokens as queries; the others see nothing."""
         index, first, stop = (jnp.take_along_axis(x, self.order_BxN, axis=1) for x in sight)
         return Sight(index, first, jnp.where(self.chosen_BxN, stop, first))
 
     def keys(self, sight: Sight) -> Sight:
-        """Of what queries see, the chosen tokens, which are then the keys."""
+        """Visibility of the chosen tokens as keys."""
         first, stop = (jnp.take_along_axis(self.before_BxM, x, axis=1) for x in (sight.first_BxL, sight.stop_BxL))
         return Sight(sight.index_BxL, first, stop)
 
 
 def compacted(chosen_BxL: jax.Array, most: int) -> Compact:
-    """Finds the chosen tokens of each row.
+    """Finds the chosen tokens of each sequence.
 
     Args:
         chosen_BxL: which tokens are chosen, (B or 1)×L.

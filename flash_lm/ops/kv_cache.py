@@ -1,6 +1,6 @@
-"""The keys and values that decoding keeps: a cache of all tokens, or a ring of the last ones, written in place.
+"""KV cache of all tokens, and ring buffer of the last ones for sliding windows; both are written in place.
 
-A ring is a state for windows, whose size does not depend on the text's length.
+The size of a ring does not depend on the length of the text.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from flash_lm.ops.visibility import Sight
 
 
 def write(cache_BxHxMxK: jax.Array, new_BxHxLxK: jax.Array, slot_BxL: jax.Array) -> jax.Array:
-    """The cache with each row's new tokens in their slots; tokens with a slot outside 0 … M − 1 are dropped."""
+    """Writes new tokens to their slots of a KV cache; tokens with a slot outside 0 … M − 1 are dropped."""
     batch, heads, length, _ = new_BxHxLxK.shape
     if batch * heads * length == 1:
         # XLA turns a single update into a slice update, does that twice (for the next token, and for the product
@@ -20,13 +20,14 @@ def write(cache_BxHxMxK: jax.Array, new_BxHxLxK: jax.Array, slot_BxL: jax.Array)
         # of them dropped, it does not.
         slot_BxL = jnp.pad(slot_BxL, ((0, 0), (0, 1)), constant_values=cache_BxHxMxK.shape[2])
         new_BxHxLxK = jnp.pad(new_BxHxLxK, ((0, 0), (0, 0), (0, 1), (0, 0)))
+    # A scatter per sequence and head; slots out of range are dropped.
     rows_Bx1x1, heads_1xHx1 = jnp.arange(batch)[:, None, None], jnp.arange(heads)[None, :, None]
-    places = cache_BxHxMxK.at[rows_Bx1x1, heads_1xHx1, slot_BxL[:, None]]
-    return places.set(new_BxHxLxK.astype(cache_BxHxMxK.dtype), mode="drop")
+    slots = cache_BxHxMxK.at[rows_Bx1x1, heads_1xHx1, slot_BxL[:, None]]
+    return slots.set(new_BxHxLxK.astype(cache_BxHxMxK.dtype), mode="drop")
 
 
 class Ring(NamedTuple):
-    """Keys and values of each row's last R tokens; position p is in slot p mod R."""
+    """Ring buffer: keys and values of the last R tokens per sequence; position p is in slot p mod R."""
 
     key_BxHxRxK: jax.Array
     value_BxHxRxE: jax.Array
@@ -43,16 +44,17 @@ def empty_ring(batch: int, heads: int, size: int, key_width: int, value_width: i
 
 
 def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: jax.Array) -> Ring:
-    """The ring's tokens, the oldest first, and then new ones: R + L keys and values.
+    """Unrolls a ring, the oldest token first, and appends new tokens: R + L keys and values.
 
-    The token at position p is at place p − start + R. Places of positions below 0 hold no token.
+    The token at position p is at index p − start + R. Indices of positions below 0 hold no token.
 
     Args:
         ring: before the new tokens.
         k_BxHxLxK: their keys.
         v_BxHxLxE: their values.
-        start_B: position of each row's first new token.
+        start_B: position of the first new token of each sequence.
     """
+    # The oldest token is in the slot that the next token will take.
     slot_BxR = (start_B[:, None] + jnp.arange(ring.size, dtype=jnp.int32)[None]) % ring.size
     old = (_taken(x, slot_BxR) for x in ring)
     new = (x.astype(y.dtype) for x, y in zip((k_BxHxLxK, v_BxHxLxE), ring, strict=True))
@@ -60,13 +62,13 @@ def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: 
 
 
 def sight_after_ring(size: int, start_B: jax.Array, real_BxL: jax.Array, window: jax.Array, hidden: int = 0) -> Sight:
-    """What new tokens see of the result of `after_ring`, where a row is one document: tokens up to themselves.
+    """Visibility of the result of `after_ring` for new tokens, one document per sequence: tokens up to themselves.
 
     Args:
         size: R.
-        start_B: position of each row's first new token.
+        start_B: position of the first new token of each sequence.
         real_BxL: which new tokens are not padding.
-        window: only keys fewer than this many places away, at most R + 1.
+        window: only keys fewer than this many tokens away, at most R + 1.
         hidden: positions below this are not seen.
     """
     index_BxL = jnp.broadcast_to(size + jnp.arange(real_BxL.shape[1], dtype=jnp.int32), real_BxL.shape)
@@ -76,27 +78,27 @@ def sight_after_ring(size: int, start_B: jax.Array, real_BxL: jax.Array, window:
 
 
 def last_of(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -> Ring:
-    """The ring of R = `size` tokens after each row's first `lengths_B` new ones, from the result of `after_ring`."""
+    """The ring of R = `size` tokens after the first `lengths_B` new ones, from the result of `after_ring`."""
     end_Bx1 = (start_B + lengths_B)[:, None]
     slot_1xR = jnp.arange(size, dtype=jnp.int32)[None]
     position_BxR = end_Bx1 - 1 - (end_Bx1 - 1 - slot_1xR) % size  # the last one of each slot
-    place_BxR = position_BxR - start_B[:, None] + size
-    return Ring(*(_taken(x, place_BxR) for x in joined))
+    index_BxR = position_BxR - start_B[:, None] + size
+    return Ring(*(_taken(x, index_BxR) for x in joined))
 
 
 def with_token(
     ring: Ring, k_BxHx1xK: jax.Array, v_BxHx1xE: jax.Array, position_B: jax.Array, real_B: jax.Array
 ) -> Ring:
-    """The ring after one token a row, which is written in place; rows that are not real stay as they are."""
+    """The ring after one token per sequence, written in place; sequences that are not real stay as they are."""
     slot_Bx1 = jnp.where(real_B, position_B % ring.size, ring.size)[:, None]
     return Ring(*(write(old, new, slot_Bx1) for old, new in zip(ring, (k_BxHx1xK, v_BxHx1xE), strict=True)))
 
 
 def positions_in(ring: Ring, position_B: jax.Array) -> jax.Array:
-    """B×R: the position of the token in each slot, for a row whose last token is at `position_B`; below 0: none."""
+    """Positions of the tokens in the slots, B×R, if the last token is at `position_B`; below 0: empty."""
     slot_1xR = jnp.arange(ring.size, dtype=jnp.int32)[None]
     return position_B[:, None] - (position_B[:, None] - slot_1xR) % ring.size
 
 
-def _taken(x_BxHxMxK: jax.Array, place_BxR: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(x_BxHxMxK, place_BxR[:, None, :, None], axis=2)
+def _taken(x_BxHxMxK: jax.Array, index_BxR: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x_BxHxMxK, index_BxR[:, None, :, None], axis=2)

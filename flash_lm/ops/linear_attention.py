@@ -1,6 +1,6 @@
 """Linear attention: φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) ("Transformers are RNNs", Katharopoulos et al. 2020, eq. 5–12).
 
-The sums are those of mixed chunks: over the chunks before the query's own, and pair by pair inside it. A column of ones
+Chunkwise form: the state of the chunks before that of the query, and pairs inside the chunk. A column of ones
 beside the values makes the denominator one more value. Features, sums and denominators are float32.
 """
 
@@ -35,16 +35,16 @@ def linear_attention(
     packed: bool,
     prefix_BxL: jax.Array | None = None,
 ) -> jax.Array:
-    """Linear attention over the keys of the query's own document; if causal, none after the query.
+    """Linear attention over the keys of the query's document; if causal, none after the query.
 
     Args:
         q_NxLxK: features φ(q), float32; heads are folded into the batch.
         k_NxLxK: features φ(k), float32.
         v_NxLxE: values.
-        segments: the documents of each row.
+        segments: the documents of each sequence.
         chunk_size: C.
         causal: hide keys after the query.
-        packed: a row may hold several documents.
+        packed: a sequence may hold several documents.
         prefix_BxL: number of first tokens of a token's document that all of it sees, even ahead, (B or 1)×(L or 1);
             None: none.
 
@@ -54,7 +54,7 @@ def linear_attention(
     values = with_ones(v_NxLxE)
     sums = linear_sums(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, causal=causal, packed=packed)
     if prefix_BxL is not None:
-        # What a query after the prefix sees is what a causal query sees.
+        # A query after the prefix sees the same keys as a causal query.
         first = prefixes_of(segments, prefix_BxL)
         of_first = linear_sums(q_NxLxK, k_NxLxK, values, first, chunk_size=chunk_size, causal=False, packed=packed)
         sums = jnp.where(for_heads(first.runs_BxL > 0, q_NxLxK)[..., None], of_first, sums)
@@ -74,6 +74,7 @@ def linear_sums(
     """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: from `with_ones`; otherwise as `linear_attention`."""
     ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
+        # Chunkwise form: states of the earlier chunks, and pairs inside the chunk.
         sight = sight_of(segments, causal=True)
         weight_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, ones, 0)
         sums, _ = global_attention(
@@ -128,7 +129,7 @@ def prefill_sums(
     *,
     chunk_size: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """φ(q)ᵀ Σ φ(k) vᵀ that goes on from a state.
+    """Unnormalised linear attention φ(q)ᵀ Σ φ(k) vᵀ that continues from a state.
 
     Args:
         q_NxLxK: features φ(q), float32; padding is zero.
@@ -141,6 +142,7 @@ def prefill_sums(
     Returns:
         N×L×E float32; and the state after the real tokens.
     """
+    # The state of the decoder enters as the state before the first chunk.
     runs_NxL, chunk_size = real_NxL.astype(jnp.int32), min(chunk_size, real_NxL.shape[1])
     sums, _ = global_attention(
         q_NxLxK,
@@ -176,6 +178,6 @@ def with_ones(v_NxLxE: jax.Array) -> jax.Array:
 
 
 def ratio(sums_NxLxE: jax.Array) -> jax.Array:
-    """Numerator over denominator, without an ε, which would matter if the features are small. Padding has 0 / 0."""
+    """Normalises: numerator over denominator without an ε, which would bias small features. Padding has 0 / 0."""
     total = sums_NxLxE[..., -1:]
     return sums_NxLxE[..., :-1] / jnp.where(total > 0, total, 1)

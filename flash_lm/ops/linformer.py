@@ -1,4 +1,4 @@
-"""Softmax attention to a fixed number of slots, each a learned mixture of all tokens ("Linformer", eq. 7)."""
+"""Linformer: softmax attention with keys and values projected along the length to R slots ("Linformer", eq. 7)."""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ def attend_to_slots(
     value_slots_LxR: jax.Array,
     real_BxL: jax.Array,
 ) -> jax.Array:
-    """softmax(q (E k)ᵀ / √K) F v, with time and memory in proportion to L · R.
+    """Linformer: softmax(q (E k)ᵀ / √K) F v, with time and memory O(L · R).
 
     Args:
         q_BxHxLxK: queries.
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
-        key_slots_LxR: Eᵀ, how much the token at each place adds to the key of each of R slots.
+        key_slots_LxR: Eᵀ, weight of the token at each position in the key of each of R slots.
         value_slots_LxR: Fᵀ, the same for values.
         real_BxL: which tokens are not padding, (B or 1)×L; padding is in no slot.
 
@@ -36,10 +36,10 @@ def attend_to_slots(
 
 def _mixed(x_BxHxLxK: jax.Array, slots_LxR: jax.Array, real_BxL: jax.Array) -> jax.Array:
     """Σ_l slots_lr x_l over the real tokens, B×H×R×K, dtype of x."""
-    # Other than a product with zero, this gives zero for any padding.
+    # Unlike a product with zero, this gives zero for any padding, even NaN.
     x_BxHxLxK = jnp.where(real_BxL[:, None, :, None], x_BxHxLxK, 0)
     batch, heads, length, width = x_BxHxLxK.shape
-    # All rows and heads share the slots, so it is one product of two matrices, and so is the gradient of the slots.
+    # All sequences and heads share the slots: one product of two matrices, and so is the gradient of the slots.
     x_LxN = jnp.moveaxis(x_BxHxLxK, 2, 0).reshape(length, -1)
     mixed_RxN = matmul(slots_LxR.astype(x_LxN.dtype), x_LxN, transpose_a=True).astype(x_LxN.dtype)
     return jnp.moveaxis(mixed_RxN.reshape(-1, batch, heads, width), 0, 2)

@@ -1,4 +1,4 @@
-"""Products of decays, from their logarithms: exact for near tokens, however much was forgotten before both.
+"""Products of decays e^(b_i − b_j) from running sums of logarithms, exact for near tokens after any decay.
 
 A weight is exp(b_i − b_j), where b are running sums. If b is large, the difference of two near ones has lost its last
 digits. So each logarithm is split into a multiple of 2⁻⁹, whose sums float32 holds exactly, and a small rest.
@@ -12,19 +12,19 @@ import jax.numpy as jnp
 
 from flash_lm.ops.matmul import summed
 
-LOWEST = -80.0  # logarithm of a decay that leaves nothing: float32 ends at e⁻⁸⁷
+LOWEST = -80.0  # logarithm of a decay to zero: float32 ends at e⁻⁸⁷
 _GRAIN = 2.0**-9  # sums of 2⁹ numbers down to LOWEST have at most 24 bits
 
 
 class Running(NamedTuple):
-    """Sums of logarithms up to and including each place of the last axis: of multiples of 2⁻⁹, and of the rest."""
+    """Sums of logarithms along the last axis, up to and including each index: of multiples of 2⁻⁹, and of the rest."""
 
     coarse: jax.Array
     fine: jax.Array
 
-    def at(self, place: Callable[[jax.Array], jax.Array]) -> "Running":
-        """Some of the sums, or all of them in another shape."""
-        return Running(place(self.coarse), place(self.fine))
+    def at(self, select: Callable[[jax.Array], jax.Array]) -> "Running":
+        """Applies a selection or a change of shape to both parts."""
+        return Running(select(self.coarse), select(self.fine))
 
     def total(self) -> jax.Array:
         """The sums as one number each."""
@@ -39,6 +39,7 @@ def running(log_decay_xC: jax.Array, runs_xC: jax.Array | None = None) -> Runnin
         runs_xC: the sums start again where this changes, so that not even their rounding depends on what was before; as
             many dimensions, of the same size or 1; None: one sum.
     """
+    # The coarse part has no gradient: it is a constant shift of the fine part.
     bounded = jnp.maximum(log_decay_xC.astype(jnp.float32), LOWEST)
     coarse = jax.lax.stop_gradient(jnp.round(bounded / _GRAIN) * _GRAIN)
     return Running(*(_summed(x, runs_xC) for x in (coarse, bounded - coarse)))
@@ -46,7 +47,7 @@ def running(log_decay_xC: jax.Array, runs_xC: jax.Array | None = None) -> Runnin
 
 @jax.checkpoint
 def _summed(x_xC: jax.Array, runs_xC: jax.Array | None) -> jax.Array:
-    """As products, since XLA's CPU backend takes its time for running sums; the triangle is not held."""
+    """Running sums as matrix products, since XLA's CPU backend is slow at cumsum; the triangle is not kept."""
     size = x_xC.shape[-1]
     counts = jnp.tri(size, dtype=bool).T.reshape(*[1] * (x_xC.ndim - 1), size, size)
     if runs_xC is not None:
@@ -56,7 +57,7 @@ def _summed(x_xC: jax.Array, runs_xC: jax.Array | None) -> jax.Array:
 
 @jax.custom_vjp
 def decayed(later: Running, earlier: Running, where: jax.Array) -> jax.Array:
-    """The product of the decays after `earlier` up to and including `later`, float32; 0 except `where`.
+    """Decay e^(b_later − b_earlier), the product of decays after `earlier` up to `later`, float32; 0 except `where`.
 
     Arrays have as many dimensions, of the same size or 1.
     """

@@ -1,4 +1,4 @@
-"""Weighted means whose weights are exponentials of any size: numerator and denominator relative to a maximum.
+"""Online softmax: weighted means with exponential weights, as numerator and denominator relative to a maximum.
 
 With a maximum over keys that a query does not see, all its weights may underflow. So sums are computed over rectangles
 of keys and queries that all see each other, and added after rescaling to a common maximum. Sums are float32.
@@ -21,7 +21,7 @@ NOTHING = -1e30  # the maximum over no keys: finite, so that the difference of t
 class Sums(NamedTuple):
     """Σ weight ⊙ V / exp(max), Σ weight / exp(max) and max, over some keys; the maxima have no derivative.
 
-    The weights of a head have width M: E, one a channel, or 1, shared by all channels.
+    The weights of a head have width M: E, one per channel, or 1, shared by all channels.
     """
 
     numerator_BxHxLxE: jax.Array
@@ -30,7 +30,7 @@ class Sums(NamedTuple):
 
 
 def add(a: Sums, b: Sums) -> Sums:
-    """Adds sums over disjoint keys."""
+    """Merges online-softmax sums over disjoint keys."""
     top = jnp.maximum(a.max_BxHxLxM, b.max_BxHxLxM)
     scale_a, scale_b = jnp.exp(a.max_BxHxLxM - top), jnp.exp(b.max_BxHxLxM - top)
     return Sums(
@@ -48,26 +48,26 @@ def without_max(sums: Sums) -> tuple[jax.Array, jax.Array]:
 
 
 def quotient(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """Their ratio, with a derivative that float32 can represent for any denominator."""
+    """Numerator / denominator with a derivative that float32 can represent for any denominator."""
     # The usual derivative divides by the squared denominator, which may underflow; with a denominator of 1 it cannot.
     scale = jax.lax.stop_gradient(1 / denominator)
     return numerator * scale / (denominator * scale)
 
 
-def mean_by_either(moderate: Callable, by_products: Callable, stable: Callable, *arrays: Any) -> jax.Array:
+def mean_by_either(moderate: Callable, product_form: Callable, stable_form: Callable, *arrays: Any) -> jax.Array:
     """The quotient of plain products if all numbers are moderate, otherwise that of the stable form.
 
     Args:
         moderate: arrays -> whether they are moderate, a bool.
-        by_products: arrays -> numerator and denominator.
-        stable: the same, for arrays of any size.
+        product_form: arrays -> numerator and denominator.
+        stable_form: the same, for arrays of any size.
         arrays: the differentiated inputs.
     """
 
     # The derivative needs the sums, and recomputes everything else.
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_SUMS))
     def mean(*arrays: Any) -> jax.Array:
-        forms = (jax.checkpoint(by_products), jax.checkpoint(stable))
+        forms = (jax.checkpoint(product_form), jax.checkpoint(stable_form))
         return quotient(*(checkpoint_name(x, _SUMS) for x in jax.lax.cond(moderate(*arrays), *forms, *arrays)))
 
     return mean(*arrays)
@@ -85,7 +85,7 @@ def nothing(v: jax.Array, width: int) -> Sums:
 
 
 def only(sums: Sums, visible: jax.Array) -> Sums:
-    """The sums, or nothing if a query does not see the keys; (B or 1)×G×C beside B×H×G×C×… sums."""
+    """The sums, masked for queries that do not see the keys; (B or 1)×G×C beside B×H×G×C×… sums."""
     seen = visible[:, None, :, :, None]
     empty = Sums(jnp.float32(0), jnp.float32(0), jnp.float32(NOTHING))
     return Sums(*(jnp.where(seen, x, none) for x, none in zip(sums, empty, strict=True)))
@@ -99,10 +99,10 @@ def exponentials(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def in_blocks(sums: Sums, block: int, look: Callable[[Rectangles], Sums]) -> Sums:
-    """Adds to each token's sums those over the tokens before it in its block.
+    """Divide and conquer: adds to the sums of each token those over the tokens before it in its block.
 
     Args:
-        sums: sums of all tokens; the row length is a multiple of `block`.
+        sums: sums of all tokens; the length is a multiple of `block`.
         block: a power of two.
         look: returns the sums of the queries of rectangles over their keys, B×H×G×C×….
     """

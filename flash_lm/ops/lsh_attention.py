@@ -1,9 +1,9 @@
-"""Softmax attention to tokens with the same hash ("Reformer", Kitaev et al. 2020, section 2), by ranks within buckets.
+"""LSH attention ("Reformer", Kitaev et al. 2020, section 2), with windows of ranks within buckets.
 
 In each round of hashing a token has a bucket, and its rank is the number of earlier tokens of its document and bucket.
-It sees the tokens of its bucket whose ranks differ from its own by less than a window. So what it sees depends on its
-own document alone, and in a causal model only on the tokens before it. The published form cuts the sorted row into
-chunks, whose borders depend on how many tokens, also later ones and those of other documents, have lower hashes.
+It sees the tokens of its bucket whose ranks differ by less than a window. So its keys depend on its document alone,
+and in a causal model only on the tokens before it. The published form cuts the sorted sequence into chunks, whose
+borders depend on how many tokens, also later ones and those of other documents, have lower hashes.
 
 Sorted by document and bucket, equal hashes are neighbours, so a window is a span of the sorted row: chunks of one
 window each see themselves and their neighbours, and time and memory grow with the tokens times the window.
@@ -19,7 +19,7 @@ from flash_lm.ops.banded_softmax import joined, softmax_of_scores
 from flash_lm.ops.matmul import matmul
 
 SELF = -1e5  # score of a token with itself, as published: its weight is 0, unless it sees nothing else
-_NOWHERE = -(2**30)  # place of padding
+_NOWHERE = -(2**30)  # sort index of padding
 
 
 class Sorted(NamedTuple):
@@ -39,14 +39,14 @@ class Sorted(NamedTuple):
 
 
 def unit(x_BxHxLxK: jax.Array) -> jax.Array:
-    """X / ‖x‖, and 0 for 0, with a gradient of 0 there."""
+    """Unit vectors x / ‖x‖; 0 for 0, with a gradient of 0."""
     x = x_BxHxLxK.astype(jnp.float32)
     square = jnp.square(x).sum(axis=-1, keepdims=True)
     return jnp.where(square > 0, x * jax.lax.rsqrt(jnp.where(square > 0, square, 1)), 0).astype(x_BxHxLxK.dtype)
 
 
 def buckets_of(x_BxHxLxK: jax.Array, rotations_RxKxF: jax.Array) -> jax.Array:
-    """Argmax [x R; −x R] in each round: B×H×R×L int32 below 2F, the same for x of any length.
+    """LSH buckets argmax [x R; −x R] of each round: B×H×R×L int32 below 2F, the same for x of any length.
 
     In float32 at the highest precision, so that training, prefill and step agree.
     """
@@ -56,7 +56,7 @@ def buckets_of(x_BxHxLxK: jax.Array, rotations_RxKxF: jax.Array) -> jax.Array:
 
 
 def sorted_by_bucket(buckets_BxHxRxL: jax.Array, runs_BxL: jax.Array, count: int, window: int) -> Sorted:
-    """Sorts the tokens of each row by document and bucket.
+    """Sorts the tokens of each sequence by document and bucket.
 
     Args:
         buckets_BxHxRxL: bucket of each token in each round.
@@ -66,12 +66,14 @@ def sorted_by_bucket(buckets_BxHxRxL: jax.Array, runs_BxL: jax.Array, count: int
     """
     length = buckets_BxHxRxL.shape[-1]
     runs = runs_BxL[:, None, None]
+    # One sort key per document and bucket; a stable sort keeps the order of positions.
     codes = jnp.where(runs > 0, runs * count + buckets_BxHxRxL, 0)
     order = jnp.argsort(codes, axis=-1, stable=True).astype(jnp.int32)
     inverse = jnp.argsort(order, axis=-1).astype(jnp.int32)
     by_code = _along(codes, order)
     is_first = jnp.pad(by_code[..., 1:] != by_code[..., :-1], [(0, 0)] * 3 + [(1, 0)], constant_values=True)
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), codes.shape)
+    # Ranks count within a bucket; places add a gap of one window between buckets.
     ranks = index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=3)
     places = index + min(window, length) * jnp.cumsum(is_first, axis=-1, dtype=jnp.int32)
     places = jnp.where(by_code > 0, places, _NOWHERE)
@@ -87,10 +89,11 @@ def lsh_attention(
     window: int,
     causal: bool,
 ) -> jax.Array:
-    """softmax(q kᵀ) v over the set of tokens that each token sees in any round: B×H×L×E, zeros for padding.
+    """LSH attention: softmax(q kᵀ) v over the tokens that each token sees in any round, B×H×L×E; zeros for padding.
 
-    Rounds are joined by the sums of their exponentials, and a pair that N rounds see has its score less log N in each
-    of them, so that it counts once ("Multi-round LSH attention"). A token sees itself only if it sees nothing else.
+    Rounds are merged by the logs of their sums (online softmax), and a pair that N rounds see has its score less log N
+    in each of them, so that it counts once ("Multi-round LSH attention"). A token sees itself only if it sees nothing
+    else.
 
     Args:
         q_BxHxLxK: queries.
@@ -102,6 +105,7 @@ def lsh_attention(
     """
     parts = []
     for number in range(by_bucket.order_BxHxRxL.shape[2]):
+        # Each round sorts, attends and restores the order.
         order, inverse = by_bucket.order_BxHxRxL[:, :, number], by_bucket.inverse_BxHxRxL[:, :, number]
         q, k, v = (permuted(x, order, inverse) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
         places = _along(by_bucket.places_BxHxRxL, order[:, :, None])
@@ -110,22 +114,23 @@ def lsh_attention(
     return joined(parts)
 
 
-def places_seen(own_BxHxR: jax.Array, places_BxHxMxR: jax.Array, window: int) -> jax.Array:
-    """Which tokens up to a query it sees in any round, B×H×M, by places as in `Sorted`."""
-    back_BxHxMxR = own_BxHxR[:, :, None] - places_BxHxMxR
+def places_seen(query_place_BxHxR: jax.Array, places_BxHxMxR: jax.Array, window: int) -> jax.Array:
+    """Visible tokens up to the query in any round, B×H×M, by places as in `Sorted`."""
+    back_BxHxMxR = query_place_BxHxR[:, :, None] - places_BxHxMxR
     return ((back_BxHxMxR >= 0) & (back_BxHxMxR < window)).any(axis=-1)
 
 
 def _round(q, k, v, places_BxHxRxL, number: int, window: int, causal: bool):
     """One round on sorted tokens: a `SoftmaxPart`, sorted as well."""
+    # Sorted by bucket, a chunk of one window sees itself and its neighbours.
     length = v.shape[2]
     chunks = -(-length // window)
     offsets = (0,) if chunks == 1 else (-1, 0) if causal else (-1, 0, 1)
-    own_BxHxRxGxC = _chunked(places_BxHxRxL, 3, window, _NOWHERE)
-    near_BxHxRxGxM = _with_neighbours(own_BxHxRxGxC, 3, offsets, _NOWHERE)
+    query_BxHxRxGxC = _chunked(places_BxHxRxL, 3, window, _NOWHERE)
+    near_BxHxRxGxM = _with_neighbours(query_BxHxRxGxC, 3, offsets, _NOWHERE)
 
     def pairs(number: int) -> tuple[jax.Array, jax.Array]:
-        return own_BxHxRxGxC[:, :, number, ..., None], near_BxHxRxGxM[:, :, number, :, None]
+        return query_BxHxRxGxC[:, :, number, ..., None], near_BxHxRxGxM[:, :, number, :, None]
 
     def seen(number: int) -> jax.Array:
         query, key = pairs(number)
@@ -134,6 +139,7 @@ def _round(q, k, v, places_BxHxRxL, number: int, window: int, causal: bool):
 
     # One by one and not along an axis, over which XLA's CPU backend sums on one core.
     rounds_BxHxGxCxM = sum(seen(i).astype(jnp.int32) for i in range(places_BxHxRxL.shape[2]))
+    # Scores of the pairs of neighbouring chunks, less log N for pairs that N rounds see.
     near_k, near_v = (_with_neighbours(_chunked(x, 2, window, 0), 2, offsets, 0) for x in (k, v))
     scores = matmul(_chunked(q, 2, window, 0), near_k, transpose_b=True)
     # log N as a sum of log (n / (n − 1)) up to N, since a selection is faster than a logarithm for each pair.
@@ -151,7 +157,7 @@ def _chunked(x: jax.Array, axis: int, size: int, fill: int) -> jax.Array:
 
 
 def _with_neighbours(x: jax.Array, axis: int, offsets: tuple[int, ...], fill: int) -> jax.Array:
-    """Each chunk with those at these offsets, of which there are none beyond the ends."""
+    """Each chunk with the chunks at these offsets; fill beyond the ends."""
     count = x.shape[axis]
     parts = []
     for offset in offsets:
@@ -167,7 +173,7 @@ def _along(x: jax.Array, index: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def permuted(x_BxHxLx: jax.Array, order_BxHxL: jax.Array, inverse_BxHxL: jax.Array) -> jax.Array:
-    """X in another order along L: B×H×L or B×H×L×K. Its gradient is gathered, too, where JAX would scatter it."""
+    """Permutes x along L: B×H×L or B×H×L×K. Its gradient is gathered, too, where JAX would scatter it."""
     del inverse_BxHxL
     index = order_BxHxL.reshape(*order_BxHxL.shape, *[1] * (x_BxHxLx.ndim - 3))
     return jnp.take_along_axis(x_BxHxLx, index, axis=2)

@@ -33,7 +33,7 @@ def summed(x_xLxM: jax.Array, axis: int) -> jax.Array:
     x_NxLxM = x_xLxM.reshape(-1, length, width).astype(jnp.float32)
     highest = jax.lax.Precision.HIGHEST  # an accelerator's default would round the terms
     if axis == -1:
-        found = jnp.matmul(x_NxLxM.reshape(-1, width), jnp.ones((width, 1), jnp.float32), precision=highest)
-        return found.reshape(*x_xLxM.shape[:-1], 1)
+        sums = jnp.matmul(x_NxLxM.reshape(-1, width), jnp.ones((width, 1), jnp.float32), precision=highest)
+        return sums.reshape(*x_xLxM.shape[:-1], 1)
     ones_Nx1xL = jnp.ones((len(x_NxLxM), 1, length), jnp.float32)
     return jnp.matmul(ones_Nx1xL, x_NxLxM, precision=highest).reshape(*x_xLxM.shape[:-2], 1, width)

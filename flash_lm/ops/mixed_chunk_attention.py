@@ -1,7 +1,7 @@
-"""FLASH's mixed chunk attention ("Transformer Quality in Linear Time", section 3.2).
+"""Mixed chunk attention: local quadratic plus global linear attention (FLASH, Hua et al. 2022, section 3.2).
 
 Quadratic attention inside each chunk and linear attention over the chunks are separate functions; a layer adds them.
-The chunk grid starts at the row's start. Heads are in the batch dimension N = B·H, while what queries see and
+The chunk grid starts with the sequence. Heads are in the batch dimension N = B·H, while what queries see and
 `runs_BxL` have B rows.
 """
 
@@ -35,19 +35,20 @@ def local_attention(
     neighbours: tuple[jax.Array, jax.Array] | None = None,
     added_NxGxCxM: jax.Array | None = None,
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v over the keys that the query sees in its own chunk, or also in chunks near it.
+    """Local attention f(scale · q kᵀ + b) / N · v within the chunk of the query, or also in neighbouring chunks.
 
     Args:
         q_NxLxK: queries.
         k_NxLxK: keys.
         v_NxLxE: values.
-        sight: what the queries see in the whole row.
+        sight: what the queries see in the full sequence.
         chunk_size: C.
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
-        bias_CxRxC: added to the scores: by the query's place in its chunk, the key's chunk in `reach`, its place there.
-        reach: the R chunks that a query sees, relative to its own.
+        bias_CxRxC: added to the scores: by index of the query in its chunk, chunk of the key in `reach`, index of the
+            key in that.
+        reach: the R chunks that a query sees, relative to its chunk.
         neighbours: keys and values as other chunks see them; None: the same.
         added_NxGxCxM: also added to the scores, M = R·C.
 
@@ -56,14 +57,16 @@ def local_attention(
     """
     length, chunk_size = q_NxLxK.shape[1], min(chunk_size, q_NxLxK.shape[1])
     q_NxGxCxK, k_NxGxCxK, v_NxGxCxE = (to_chunks(x, chunk_size) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
+    # Keys and values of the chunks in reach, R chunks side by side.
     of_others = (k_NxGxCxK, v_NxGxCxE) if neighbours is None else (to_chunks(x, chunk_size) for x in neighbours)
     both = zip((k_NxGxCxK, v_NxGxCxE), of_others, strict=True)
-    k_NxGxMxK, v_NxGxMxE = (_with_neighbours(own, others, reach) for own, others in both)
+    k_NxGxMxK, v_NxGxMxE = (_with_neighbours(same, others, reach) for same, others in both)
     scores_NxGxCxM = matmul(q_NxGxCxK, k_NxGxMxK, transpose_b=True) * scale
     if bias_CxRxC is not None:
         scores_NxGxCxM += bias_CxRxC[:chunk_size, :, :chunk_size].reshape(1, 1, chunk_size, -1)
     if added_NxGxCxM is not None:
         scores_NxGxCxM += added_NxGxCxM
+    # Mask and divisor of each query, relative to its chunk.
     seen = Sight(*(to_chunks(x_BxL, chunk_size) for x_BxL in sight.in_chunks(chunk_size, reach)))
     visible_BxGxCxM = seen.visible(jnp.arange(min(reach) * chunk_size, (max(reach) + 1) * chunk_size, dtype=jnp.int32))
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
@@ -76,7 +79,7 @@ def local_attention(
 
 
 def _with_neighbours(x_NxGxCx: jax.Array, others_NxGxCx: jax.Array, reach: tuple[int, ...]) -> jax.Array:
-    """N×G×(R·C)×…: replaces each chunk by the chunks that `reach` counts from it, with zeros outside the row."""
+    """N×G×(R·C)×…: each chunk with its neighbours of `reach`, zeros outside the sequence."""
     if reach == (0,):
         return x_NxGxCx
     chunks, rest = x_NxGxCx.shape[1], [(0, 0)] * (x_NxGxCx.ndim - 2)
@@ -94,7 +97,7 @@ def global_attention(
     weight_BxL: jax.Array,
     initial_NxKxE: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Causal: q · Σ kᵀv / N over the chunks before the query's own that belong to its document.
+    """Causal global attention q · Σ kᵀv / N over earlier chunks of the query's document.
 
     Args:
         q_NxLxK: queries.
@@ -103,7 +106,7 @@ def global_attention(
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
         chunk_size: C.
         weight_BxL: 1 / N of each query, (B or 1)×L float32; zero if its document has no earlier chunk.
-        initial_NxKxE: Σ kᵀv of the chunks before this row, if the row's first document continues from there.
+        initial_NxKxE: Σ kᵀv of the chunks before, if the first document of the sequence continues from there.
 
     Returns:
         N×L×E, dtype of v; and the sum that enters each chunk, N×G×K×E float32.
@@ -117,13 +120,13 @@ def global_attention(
 def global_attention_both_ways(
     q_NxLxK: jax.Array, k_NxLxK: jax.Array, v_NxLxE: jax.Array, runs_BxL: jax.Array, *, weight_BxL: jax.Array
 ) -> jax.Array:
-    """Bidirectional, one document a row and perhaps padding: q · Σ kᵀv / N over the whole row.
+    """Bidirectional global attention q · Σ kᵀv / N, one document per sequence, perhaps padded.
 
     Args:
         q_NxLxK: queries.
         k_NxLxK: keys.
         v_NxLxE: values.
-        runs_BxL: run of each token (see `Segments`), (B or 1)×L; one run a row.
+        runs_BxL: run of each token (see `Segments`), (B or 1)×L; one run per sequence.
         weight_BxL: 1 / N of each query, (B or 1)×L float32.
 
     Returns:
@@ -146,15 +149,15 @@ def global_attention_in_segments(
     chunk_size: int,
     weight_BxL: jax.Array,
 ) -> jax.Array:
-    """Bidirectional, several documents a row: q · Σ kᵀv / N over the query's own document.
+    """Bidirectional global attention q · Σ kᵀv / N over the query's document in a packed sequence.
 
-    The sum has three parts: the chunks before the query's, those after it, and its own chunk.
+    The sum has three parts: the chunks before that of the query, those after it, and that chunk.
 
     Args:
         q_NxLxK: queries.
         k_NxLxK: keys.
         v_NxLxE: values.
-        segments: the documents of each row.
+        segments: the documents of each sequence.
         chunk_size: C.
         weight_BxL: 1 / N of each query, (B or 1)×L float32.
 
@@ -168,11 +171,13 @@ def global_attention_in_segments(
         """Reversing preserves the chunk grid only if the last chunk is full."""
         return jnp.flip(jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)), axis=1)
 
+    # Earlier chunks forward, later chunks by the same function on the reversed sequence.
     before_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, weight_BxL, 0)
     after_BxL = jnp.where(sight.after_chunk(chunk_size) > 0, weight_BxL, 0)
     out, _ = global_attention(q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, chunk_size=chunk_size, weight_BxL=before_BxL)
     *arrays, after_BxL = (turned(x) for x in (q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, after_BxL))
     out_after, _ = global_attention(*arrays, chunk_size=chunk_size, weight_BxL=after_BxL)
+    # Inside the chunk, linear attention is local attention with the identity.
     out_inside = local_attention(
         q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype),
         k_NxLxK,
@@ -202,6 +207,6 @@ def _entering_sums(
 
 
 def for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
-    """Repeats each row for its heads; a single row broadcasts anyway."""
+    """Repeats each sequence for its heads; a single one broadcasts anyway."""
     rows, folded = x_Bx.shape[0], like_Nx.shape[0]
     return x_Bx if rows in (1, folded) else jnp.repeat(x_Bx, folded // rows, axis=0)

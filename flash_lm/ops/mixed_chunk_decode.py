@@ -1,8 +1,8 @@
-"""Mixed chunk attention from a state of constant size: keys and values of near chunks, and Σ kᵀv of earlier ones.
+"""Decoding of mixed chunk attention: a KV cache of near chunks, and the state Σ kᵀv of earlier ones.
 
-Row b of the batch is at position start[b], that is, at place start[b] % C of its chunk. A chunk is added to the sum
-when its last token is known: by `prefill_chunks` at once, by `settle_chunks` after `step_chunks`. `ops.chunk_grid` says
-where tokens are in the buffers.
+Sequence b of the batch is at position start[b], that is, at index start[b] % C of its chunk. A chunk is added to the
+sum when its last token is known: by `prefill_chunks` at once, by `settle_chunks` after `step_chunks`. `ops.chunk_grid`
+says where tokens are in the buffers.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from flash_lm.ops.visibility import is_between
 
 
 class ChunkState(NamedTuple):
-    """Decode state of one layer; its size does not depend on position or maximum length.
+    """Decode state of one layer; its size is constant.
 
     Keys, and the sum with them, have width 0 if their part is off. M is C, or 2C if chunks overlap.
     """
@@ -42,7 +42,7 @@ class Settings(NamedTuple):
     """Settings of a layer's mixed chunk attention."""
 
     chunk_size: int
-    reach: tuple[int, ...]  # the chunks that a query sees, relative to its own
+    reach: tuple[int, ...]  # the chunks that a query sees, relative to that of the query
     function: str
     normalizer: Normalizer
     bias_CxRxC: jax.Array | None
@@ -83,14 +83,14 @@ def init_chunk_state(
 def prefill_chunks(
     x: Projections, state: ChunkState, start_B: jax.Array, lengths_B: jax.Array, settings: Settings
 ) -> tuple[jax.Array, ChunkState]:
-    """Consumes lengths[b] tokens of each row, from anywhere in a chunk.
+    """Consumes lengths[b] tokens of each sequence, from anywhere in a chunk.
 
-    Each row is shifted to its place in the chunk grid, after what its buffers hold; the parallel form does the rest.
+    Each sequence is aligned with the chunk grid, after the tokens in its buffers; the parallel form does the rest.
 
     Args:
         x: projections of the new tokens; those at lengths[b] and after are ignored.
         state: state before these tokens.
-        start_B: position of each row's first new token.
+        start_B: position of the first new token of each sequence.
         lengths_B: number of new tokens, 0 … L.
         settings: settings of the layer.
 
@@ -99,12 +99,14 @@ def prefill_chunks(
     """
     heads, length = x.v_BxHxLxE.shape[1:3]
     for_heads = lambda x_BxT: jnp.repeat(x_BxT, heads, axis=0)
+    # Grids of the buffers: local attention sees `held` chunks, global attention needs the current one.
     held = len(settings.reach)
-    near, own = (ChunkGrid(settings.chunk_size, chunks, length, start_B, lengths_B) for chunks in (held, 1))
+    near, chunk = (ChunkGrid(settings.chunk_size, chunks, length, start_B, lengths_B) for chunks in (held, 1))
     local_key, global_key, value, total = state
     v_BxHxTxE = near.put_after(value, x.v_BxHxLxE)
     out_BxHxLxE = jnp.zeros_like(x.v_BxHxLxE)
     if x.local is not None:
+        # Local attention over the cached and the new tokens.
         q_BxHxLxK, k_BxHxLxK = x.local
         k_BxHxTxK, sight = near.put_after(local_key, k_BxHxLxK), near.sight()
         seen_BxT = sight.in_chunks(settings.chunk_size, settings.reach).count()
@@ -123,21 +125,22 @@ def prefill_chunks(
         out_BxHxLxE += near.take(out_NxTxE.reshape(v_BxHxTxE.shape))
         local_key = near.take_last(k_BxHxTxK, local_key.dtype)
     if x.global_ is not None:
+        # Global attention: the state, plus the chunks that the new tokens complete.
         q_BxHxLxK, k_BxHxLxK = x.global_
-        k_BxHxTxK = own.put_after(global_key, k_BxHxLxK)
-        own_v_BxHxTxE = v_BxHxTxE[:, :, (held - 1) * settings.chunk_size :]
+        k_BxHxTxK = chunk.put_after(global_key, k_BxHxLxK)
+        chunk_v_BxHxTxE = v_BxHxTxE[:, :, (held - 1) * settings.chunk_size :]
         out_NxTxE, entering_NxGxKxE = global_attention(
-            heads_into_batch(own.put(q_BxHxLxK)),
+            heads_into_batch(chunk.put(q_BxHxLxK)),
             heads_into_batch(k_BxHxTxK),
-            heads_into_batch(own_v_BxHxTxE),
-            for_heads(own.real_BxT.astype(jnp.int32)),
+            heads_into_batch(chunk_v_BxHxTxE),
+            for_heads(chunk.real_BxT.astype(jnp.int32)),
             chunk_size=settings.chunk_size,
-            weight_BxL=for_heads(settings.weight_of_sum(own.earlier_BxT)),
+            weight_BxL=for_heads(settings.weight_of_sum(chunk.earlier_BxT)),
             initial_NxKxE=heads_into_batch(total),
         )
-        out_BxHxLxE += own.take(out_NxTxE.reshape(own_v_BxHxTxE.shape))
-        global_key = own.take_last(k_BxHxTxK, global_key.dtype)
-        total = own.of_last_chunk(entering_NxGxKxE.reshape(-1, heads, *entering_NxGxKxE.shape[1:]))
+        out_BxHxLxE += chunk.take(out_NxTxE.reshape(chunk_v_BxHxTxE.shape))
+        global_key = chunk.take_last(k_BxHxTxK, global_key.dtype)
+        total = chunk.of_last_chunk(entering_NxGxKxE.reshape(-1, heads, *entering_NxGxKxE.shape[1:]))
     value = near.take_last(v_BxHxTxE, value.dtype)
     return out_BxHxLxE, ChunkState(local_key, global_key, value, total)
 
@@ -145,7 +148,7 @@ def prefill_chunks(
 def step_chunks(
     x: Projections, state: ChunkState, position_B: jax.Array, settings: Settings
 ) -> tuple[jax.Array, ChunkState]:
-    """One token a row, L = 1; arguments and results as for `prefill_chunks`, but a full chunk is not in the sum yet."""
+    """Recurrent form, one token per sequence, L = 1; see `prefill_chunks`. A full chunk is not in the state yet."""
     rows_B = jnp.arange(position_B.size)
 
     def write(buffer_BxHxMx: jax.Array, new_BxHx1x: jax.Array) -> jax.Array:
@@ -156,10 +159,12 @@ def step_chunks(
     value = write(value, x.v_BxHxLxE)
     out_BxHx1xE = jnp.zeros_like(x.v_BxHxLxE)
     if x.local is not None:
+        # Local attention over the KV cache of near chunks.
         q_BxHx1xK, k_BxHx1xK = x.local
         local_key = write(local_key, k_BxHx1xK)
         out_BxHx1xE += _attend_buffer(q_BxHx1xK, local_key, value, position_B, settings)
     if x.global_ is not None:
+        # Global attention reads the state of complete chunks; `settle_chunks` adds a chunk to it.
         q_BxHx1xK, k_BxHx1xK = x.global_
         global_key = write(global_key, k_BxHx1xK)
         weight_Bx1 = settings.weight_of_sum((position_B - position_B % settings.chunk_size)[:, None])
@@ -169,12 +174,12 @@ def step_chunks(
 
 
 def settle_chunks(state: ChunkState, position_B: jax.Array, chunk_size: int) -> ChunkState:
-    """Adds the chunks that the last step has completed to the sums; `position_B`: tokens consumed in each row."""
+    """Adds the chunks that the last step has completed to the state; `position_B`: tokens consumed per sequence."""
     full_B = (position_B > 0) & (position_B % chunk_size == 0)
 
     def add_chunk(total: jax.Array) -> jax.Array:
         value_BxHxCxE = state.value_BxHxMxE
-        if value_BxHxCxE.shape[2] > chunk_size:  # the chunk that is complete is the last of those held
+        if value_BxHxCxE.shape[2] > chunk_size:  # the complete chunk is the last one in the buffer
             slot_BxC = (position_B[:, None] - chunk_size + jnp.arange(chunk_size)[None]) % value_BxHxCxE.shape[2]
             value_BxHxCxE = jnp.take_along_axis(value_BxHxCxE, slot_BxC[:, None, :, None], axis=2)
         chunk_BxHxKxE = matmul(state.global_key_BxHxCxK, value_BxHxCxE, transpose_a=True)
@@ -184,19 +189,20 @@ def settle_chunks(state: ChunkState, position_B: jax.Array, chunk_size: int) -> 
 
 
 def _attend_buffer(q_BxHx1xK, key_BxHxMxK, value_BxHxMxE, position_B, settings: Settings) -> jax.Array:
-    """Local attention of one query a row over the tokens of the chunks that it sees, up to itself."""
+    """Local attention of one query per sequence over the chunks that it sees, up to itself."""
     size, span = settings.chunk_size, settings.span
     scores_BxHx1xM = matmul(q_BxHx1xK, key_BxHxMxK.astype(q_BxHx1xK.dtype), transpose_b=True)
     scores_BxHx1xM *= settings.scale(q_BxHx1xK.shape[-1])
-    # The position of the token in each slot, and its place from the start of the first chunk that is seen.
+    # The position of the token in each slot, and its index from the start of the first visible chunk.
     slot_1xM = jnp.arange(span, dtype=jnp.int32)[None]
     first_Bx1 = (position_B - position_B % size + min(settings.reach) * size)[:, None]
-    place_BxM = (slot_1xM - first_Bx1) % span
+    index_BxM = (slot_1xM - first_Bx1) % span
     if settings.bias_CxRxC is not None:
         bias_BxM = settings.bias_CxRxC.reshape(size, span)[position_B % size]
-        scores_BxHx1xM += jnp.take_along_axis(bias_BxM, place_BxM, axis=1)[:, None, None]
-    held_BxM = first_Bx1 + place_BxM
-    visible_BxM = is_between(jnp.maximum(first_Bx1, 0), held_BxM, position_B[:, None] + 1)
+        scores_BxHx1xM += jnp.take_along_axis(bias_BxM, index_BxM, axis=1)[:, None, None]
+    position_BxM = first_Bx1 + index_BxM
+    visible_BxM = is_between(jnp.maximum(first_Bx1, 0), position_BxM, position_B[:, None] + 1)
+    # N counts the visible tokens, as in the parallel form.
     divisor_Bx1 = settings.normalizer.in_chunk(visible_BxM.sum(axis=1, keepdims=True, dtype=jnp.int32), span)
     weights_BxHx1xM = ATTENTION_FUNCTIONS[settings.function](
         scores_BxHx1xM, visible_BxM[:, None, None], divisor_Bx1[:, None, :, None]

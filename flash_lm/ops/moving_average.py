@@ -1,4 +1,4 @@
-"""Mega's damped moving averages: N sums a channel, each of which forgets at a rate of its own (Ma et al. 2022, eq. 6).
+"""Multi-dimensional damped exponential moving average (EMA) of Mega, N dimensions per channel (Ma et al. 2022, eq. 6).
 
 Rates are the same for all tokens: inside a chunk the average is a convolution, and what enters and leaves a chunk are
 products with powers of the rates, the same for all chunks. The paper's Fourier transform over the row would carry
@@ -25,18 +25,18 @@ class Average(NamedTuple):
     out: jax.Array
 
     def powers(self, exponents_C: jax.Array) -> jax.Array:
-        """What is kept over so many tokens, C×D×N."""
+        """Powers of the decay, C×D×N."""
         return jnp.exp(exponents_C.astype(jnp.float32)[:, None, None] * self.log_kept[None])
 
 
 def moving_average(x_BxLxD: jax.Array, average: Average, runs_BxL: jax.Array, *, chunk_size: int) -> jax.Array:
-    """The average over the tokens of the same document up to each one, and that one.
+    """Damped EMA over the tokens of each document, chunkwise form.
 
     Args:
         x_BxLxD: the input.
         average: rates and weights.
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
-        chunk_size: C. There are N / C numbers held for each of the input, and C products a number.
+        chunk_size: C. Memory is N / C numbers per input, work C products.
 
     Returns:
         B×L×D float32. Padding gets zeros.
@@ -50,7 +50,7 @@ def moving_average(x_BxLxD: jax.Array, average: Average, runs_BxL: jax.Array, *,
 def prefill_moving_average(
     x_BxLxD: jax.Array, average: Average, state_BxDxN: jax.Array, real_BxL: jax.Array, *, chunk_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """As `moving_average`, for tokens that continue a state.
+    """`moving_average` for tokens that continue a state.
 
     Args:
         x_BxLxD: the input.
@@ -66,13 +66,14 @@ def prefill_moving_average(
     size = min(chunk_size, x.shape[1])
     out, sums_BxGxDxN = _averaged(x, average, jnp.ones_like(real_BxL, jnp.int32), chunk_size, state_BxDxN)
     count_B = real_BxL.sum(axis=1, dtype=jnp.int32)
-    whole_B, rest_B = count_B // size, count_B % size
-    state = jnp.take_along_axis(sums_BxGxDxN, whole_B[:, None, None, None], axis=1)[:, 0]
+    full_chunks_B, rest_B = count_B // size, count_B % size
+    state = jnp.take_along_axis(sums_BxGxDxN, full_chunks_B[:, None, None, None], axis=1)[:, 0]
     kept = jnp.exp(average.log_kept)[None]
 
+    # The state after the last real token: from the start of its chunk, token by token.
     def next_token(i: jax.Array, state: jax.Array) -> jax.Array:
-        place_B = jnp.minimum(whole_B * size + i, x.shape[1] - 1)
-        x_BxDx1 = jnp.take_along_axis(x, place_B[:, None, None], axis=1)[:, 0, :, None].astype(jnp.float32)
+        index_B = jnp.minimum(full_chunks_B * size + i, x.shape[1] - 1)
+        x_BxDx1 = jnp.take_along_axis(x, index_B[:, None, None], axis=1)[:, 0, :, None].astype(jnp.float32)
         return jnp.where((i < rest_B)[:, None, None], kept * state + average.into[None] * x_BxDx1, state)
 
     return out, jax.lax.fori_loop(0, size - 1, next_token, state)
@@ -82,21 +83,24 @@ def _averaged(
     x_BxLxD: jax.Array, average: Average, runs_BxL: jax.Array, chunk_size: int, initial_BxDxN: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The averages; and the sums that enter each chunk and leave the last, B×(G+1)×D×N; `initial` enters run 1."""
+    # Inside a chunk the average is a short convolution with powers of the decay.
     length, size = x_BxLxD.shape[1], min(chunk_size, x_BxLxD.shape[1])
     runs, x = run_chunks(runs_BxL, size), to_chunks(x_BxLxD.astype(jnp.float32), size)
-    place_C = jnp.arange(size, dtype=jnp.int32)
+    index_C = jnp.arange(size, dtype=jnp.int32)
     rows = lambda x_BxGx: x_BxGx.reshape(-1, *x_BxGx.shape[2:])
-    # Taps are in the order of the tokens that they read, the token's own last.
-    taps_CxD = (average.powers(size - 1 - place_C) * (average.into * average.out)[None]).sum(axis=-1)
+    # Taps are in the order of the tokens that they read, the current token last.
+    taps_CxD = (average.powers(size - 1 - index_C) * (average.into * average.out)[None]).sum(axis=-1)
     inside = convolve(rows(x), taps_CxD, rows(runs), causal=True).reshape(x.shape)
 
+    # The state at the end of each chunk, over its last document only.
     last_BxG = runs[:, :, -1]
     ending = jnp.where(((runs == last_BxG[..., None]) & (runs > 0))[..., None], x, 0)
-    ends = _by_channel("bgcd,cdn->bgdn", ending, average.powers(size - 1 - place_C) * average.into[None])
+    ends = _by_channel("bgcd,cdn->bgdn", ending, average.powers(size - 1 - index_C) * average.into[None])
     entering_BxG = entering_runs(last_BxG)
     goes_on_BxG = entering_BxG == last_BxG
     kept = jnp.exp(size * average.log_kept)[None]
 
+    # Inter-chunk recurrence, and the contribution of the entering state to each token.
     def next_chunk(sums: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         end, goes_on_B = chunk
         return jnp.where(goes_on_B[:, None, None], kept * sums, 0) + end, sums
@@ -104,7 +108,7 @@ def _averaged(
     chunks = lambda x: jnp.moveaxis(x, 1, 0)
     after, entering = jax.lax.scan(next_chunk, initial_BxDxN, (chunks(ends), chunks(goes_on_BxG)))
     entering = jnp.moveaxis(entering, 0, 1)
-    passed = _by_channel("bgdn,cdn->bgcd", entering, average.powers(place_C + 1) * average.out[None])
+    passed = _by_channel("bgdn,cdn->bgcd", entering, average.powers(index_C + 1) * average.out[None])
     seen = (runs == entering_BxG[..., None]) & (runs > 0)
     out = from_chunks(inside + jnp.where(seen[..., None], passed, 0), length)
     return out, jnp.concatenate([entering, after[:, None]], axis=1)

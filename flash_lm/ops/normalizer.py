@@ -1,21 +1,21 @@
-"""The factor of the scores and the divisor N for attention without a softmax.
+"""Normalizer N of attention without a softmax: scale of the scores and divisor of the weights.
 
 `model.normalizer` says what N is:
 
 count: the number of visible keys, so it is exact under padding, packing and decoding.
 An integer: that constant.
-length: the row's length, as in published code.
+length: the length of the sequence, as in published code.
 
 Inside a chunk N is the chunk's length, except for count. `model.divides` says what N divides:
 
 weights: f(q kᵀ / √K + b) / N; and the sums over chunks.
-scores: f(q kᵀ / N + b), as in FLASH's appendix. N cannot be a count. Sums over chunks are divided by the number of
-    their tokens, as there.
+scores: f(q kᵀ / N + b), as in the appendix of FLASH. N cannot be a count. Sums over chunks are divided by the
+    number of their tokens, as in the appendix.
 
-length_everywhere: as length and scores, and the row's length divides the sums over chunks, too, whatever
-    `model.divides` is. In a bidirectional model that is the appendix; its causal sums are of the chunks before alone.
+length_everywhere: as length and scores, and the length also divides the sums over chunks, whatever `model.divides`
+    is. In a bidirectional model that is the appendix; its causal sums are of the chunks before alone.
 
-`length` and `length_everywhere` depend on the length of the whole row, so they do not support decoding.
+`length` and `length_everywhere` depend on the length of the full sequence, so they do not support decoding.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# (keys that each query sees, int32; tokens in the row or the chunk) -> N of each query, float32
+# (keys that each query sees, int32; tokens in the sequence or the chunk) -> N of each query, float32
 Divisor = Callable[[jax.Array, int], jax.Array]
 
 
@@ -49,7 +49,7 @@ class Normalizer:
         over_all: divisor of the weights of all pairs of tokens.
         in_chunk: the same inside a chunk.
         of_sum: divisor of the linear part, which has no function whose argument could be scaled.
-        of_scores: N of the scores in place of √K, from the row's length; None: √K divides them.
+        of_scores: N of the scores in place of √K, from the length of the sequence; None: √K divides them.
         undecodable: a sentence on why decoding is not supported; None: it is.
     """
 
@@ -60,11 +60,11 @@ class Normalizer:
     undecodable: str | None = None
 
     def scale(self, width: int, length: int, function: str) -> float:
-        """Factor of q kᵀ in a row of this length: 1/√width, or 1/N. Softmax has its own normalisation."""
+        """Factor of q kᵀ in a sequence of this length: 1/√width, or 1/N. Softmax is normalised anyway."""
         return width**-0.5 if self.of_scores is None or function == "softmax" else 1 / self.of_scores(length)
 
     def scale_in_chunk(self, width: int, span: int, function: str) -> float:
-        """The same inside a chunk, where N is the number of tokens within reach."""
+        """The scale inside a chunk, where N is the number of tokens within reach."""
         return width**-0.5 if self.of_scores is None or function == "softmax" else 1 / span
 
 
@@ -91,13 +91,13 @@ _NAMED = {
 
 
 def needs_whole_row(text: str) -> bool:
-    """Whether `model.normalizer` depends on the length of the whole row, whatever N divides."""
+    """Whether `model.normalizer` depends on the length of the full sequence, whatever N divides."""
     return normalizer(text, "scores").undecodable is not None
 
 
 @functools.cache
 def normalizer(text: str, divides: str) -> Normalizer:
-    """That of two keys of the model; always the same object, so that equal models are equal to jax.jit.
+    """The normalizer of two keys of the model; always the same object, so that equal models are equal to jax.jit.
 
     Args:
         text: `model.normalizer`.

@@ -1,6 +1,6 @@
-"""Nyström attention: softmax attention from means of queries and keys ("Nyströmformer", section 3).
+"""Nyström attention: softmax attention approximated with landmarks ("Nyströmformer", Xiong et al. 2021, section 3).
 
-A row is one document. Its real tokens are cut into m segments of nearly equal length, and the mean of each is a
+A sequence is one document. Its real tokens are cut into m segments of nearly equal length, and the mean of each is a
 landmark. With the three softmax matrices F (tokens to landmarks), A (landmarks to landmarks) and B (landmarks to
 tokens), softmax(q kᵀ / √K) v is about F Z B v, where Z approaches the pseudo-inverse of A.
 """
@@ -21,7 +21,7 @@ def nystrom_attention(
     landmarks: int,
     steps: int,
 ) -> jax.Array:
-    """softmax(q k̃ᵀ / √K) Z softmax(q̃ kᵀ / √K) v, with time and memory in proportion to L · m.
+    """Nyström attention: softmax(q k̃ᵀ / √K) Z softmax(q̃ kᵀ / √K) v, with time and memory O(L · m).
 
     A document of m tokens or fewer gets exact softmax attention: each of its tokens is a landmark, so F has the weights
     of all pairs, and mixes the values themselves.
@@ -44,10 +44,12 @@ def nystrom_attention(
         weights_BxHxLxL = _softmax(scores(q_BxHxLxK, k), real_BxL[:, None, None])
         return matmul(weights_BxHxLxL.astype(dtype), v).astype(dtype)
 
+    # Landmarks: means of the queries and keys of m segments.
     segment_BxL, count_Bx1 = _segments(real_BxL, landmarks)
     of_segment_BxMxL = segment_BxL[:, None] == jnp.arange(landmarks, dtype=jnp.int32)[None, :, None]
     landmark_q, landmark_k = (_means(x, of_segment_BxMxL) for x in (q_BxHxLxK, k))
     is_landmark_Bx1x1xM = of_segment_BxMxL.any(axis=-1)[:, None, None]
+    # The three softmax matrices F, B and A of the Nyström approximation.
     to_landmarks = _softmax(scores(q_BxHxLxK, landmark_k), is_landmark_Bx1x1xM)
     from_landmarks = _softmax(scores(landmark_q, k), real_BxL[:, None, None])
     mixed_BxHxMxE = matmul(from_landmarks.astype(dtype), v)
@@ -55,6 +57,7 @@ def nystrom_attention(
     # Of a short document A could be singular, and Z large.
     between = jax.nn.softmax(scores(landmark_q, landmark_k), axis=-1)
     between = jnp.where(is_short_Bx1x1x1, jnp.eye(landmarks, dtype=jnp.float32)[None, None], between)
+    # F Z B v from right to left; a short document keeps its values, which makes F exact.
     of_landmarks = _product(pseudo_inverse(between, steps), mixed_BxHxMxE)
     values_BxHxMxE = jnp.where(is_short_Bx1x1x1, v[:, :, :landmarks].astype(jnp.float32), of_landmarks)
     return matmul(to_landmarks.astype(dtype), values_BxHxMxE.astype(dtype)).astype(dtype)
@@ -64,7 +67,7 @@ def pseudo_inverse(a_BxHxMxM: jax.Array, steps: int) -> jax.Array:
     """Z after so many of Z ← ¼ Z (13 I − A Z (15 I − A Z (7 I − A Z))), from Z₀ = Aᵀ / (‖A‖₁ ‖A‖∞) (section 3.2).
 
     Args:
-        a_BxHxMxM: float32; each matrix has its own norms, so its Z depends on no other row or head.
+        a_BxHxMxM: float32; norms are per matrix, so Z depends on no other sequence or head.
         steps: iterations; 6 in the paper. Far from convergence, Z leaves out A's small singular values.
 
     Returns:
@@ -92,7 +95,7 @@ def _segments(real_BxL: jax.Array, landmarks: int) -> tuple[jax.Array, jax.Array
 
 
 def _means(x_BxHxLxK: jax.Array, of_segment_BxMxL: jax.Array) -> jax.Array:
-    """The mean of each segment, B×H×M×K, dtype of x; zero of a segment without tokens."""
+    """Landmarks: the mean of each segment, B×H×M×K, dtype of x; zero of a segment without tokens."""
     batch, heads, length, width = x_BxHxLxK.shape
     x_BxLxN = jnp.swapaxes(x_BxHxLxK, 1, 2).reshape(batch, length, -1)
     of_segment = jnp.broadcast_to(of_segment_BxMxL, (batch, *of_segment_BxMxL.shape[1:]))

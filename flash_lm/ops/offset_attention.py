@@ -1,4 +1,4 @@
-"""Softmax attention to keys at fixed offsets from the query, such as the sparse patterns of LogSparse.
+"""Sparse softmax attention to keys at fixed offsets from the query (LogSparse).
 
 Without gathering keys, and without an L×L array: time and memory grow with the tokens times the offsets.
 """
@@ -18,11 +18,11 @@ _BLOCK = 128  # queries whose keys are gathered together
 
 
 def log_sparse_offsets(length: int, local: int, restart: int, causal: bool) -> tuple[int, ...]:
-    """How far before a query its keys are, in rows of `length` tokens ("LogSparse", definitions 3 and 4).
+    """Offsets of the keys of LogSparse attention, in sequences of `length` tokens ("LogSparse", definitions 3 and 4).
 
     Args:
         length: offsets are less than this.
-        local: number of tokens, the query's own included, that are all seen; before them at distances 1, 2, 4, ….
+        local: number of tokens, the query included, that are all seen; before them at distances 1, 2, 4, ….
         restart: the pattern of this many tokens is repeated before them; 0: it is not.
         causal: no keys after the query; otherwise the pattern on both sides.
     """
@@ -41,17 +41,18 @@ def attend_at_offsets(
     *,
     scale: float,
 ) -> jax.Array:
-    """softmax(scale · q kᵀ) v over those of the visible keys that are at these offsets before the query: B×H×L×E.
+    """Sparse attention softmax(scale · q kᵀ) v over the visible keys at these offsets before the query: B×H×L×E.
 
     Args:
-        q_BxHxLxK: queries, at places 0 … L − 1.
-        k_BxHxLxK: keys, at the same places.
+        q_BxHxLxK: queries, at indices 0 … L − 1.
+        k_BxHxLxK: keys, at the same indices.
         v_BxHxLxE: values.
         sight: what the queries see.
-        offsets: place of the query minus place of the key.
+        offsets: index of the query minus index of the key.
         scale: factor of q kᵀ.
     """
     offset_O = jnp.asarray(offsets, jnp.int32)
+    # A mask and a score per offset, in place of an L×L matrix.
     key_OxBxL = sight.index_BxL[None] - offset_O[:, None, None]
     visible_OxBxL = is_between(sight.first_BxL[None], key_OxBxL, sight.stop_BxL[None])
     scores_OxBxHxL = _products(q_BxHxLxK, k_BxHxLxK, offset_O) * scale
@@ -70,7 +71,7 @@ def attend_in_cache(
     *,
     scale: float,
 ) -> jax.Array:
-    """The same for queries that begin at a place of their own in each row, B×H×L×E; for decoding."""
+    """`attend_at_offsets` over a KV cache, for queries from any position per sequence, B×H×L×E."""
     offset_O = jnp.asarray(offsets, jnp.int32)
 
     def of_query(one: tuple[jax.Array, Sight]) -> jax.Array:
@@ -84,6 +85,7 @@ def attend_in_cache(
 
     if q_BxHxLxK.shape[2] == 1:
         return of_query((q_BxHxLxK, sight))
+    # Queries in blocks, since each query gathers its keys.
     queries = jnp.moveaxis(q_BxHxLxK, 2, 0)[..., None, :], Sight(*(x.T[..., None] for x in sight))
     out_LxBxHx1xE = jax.lax.map(of_query, queries, batch_size=_BLOCK)
     return jnp.moveaxis(out_LxBxHx1xE[..., 0, :], 0, 2)
@@ -91,7 +93,7 @@ def attend_in_cache(
 
 @jax.custom_vjp
 def _products(x_BxHxLxK: jax.Array, y_BxHxLxK: jax.Array, offset_O: jax.Array) -> jax.Array:
-    """x_t · y_(t − o) of each offset o, O×B×H×L float32; what is outside the row is zero."""
+    """x_t · y_(t − o) of each offset o, O×B×H×L float32; zero outside the sequence."""
     read = _reader(y_BxHxLxK)
     of_offset = lambda _, o: (None, (x_BxHxLxK.astype(jnp.float32) * read(-o)).sum(axis=-1))
     return jax.lax.scan(of_offset, None, offset_O, unroll=_UNROLLED)[1]
@@ -123,7 +125,7 @@ def _spread(w_OxBxHxL: jax.Array, x_BxHxLxE: jax.Array, offset_O: jax.Array) -> 
 
 
 def _reader(x_BxHxLxK: jax.Array):
-    """A function from a traced o to x_(t + o), float32, zero outside the row."""
+    """A function from a traced o to x_(t + o), float32, zero outside the sequence."""
     length = x_BxHxLxK.shape[2]
     around = jnp.pad(x_BxHxLxK, ((0, 0), (0, 0), (length, length), (0, 0)))
     return lambda o: jax.lax.dynamic_slice_in_dim(around, length + o, length, axis=2).astype(jnp.float32)

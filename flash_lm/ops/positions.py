@@ -1,4 +1,4 @@
-"""Position encodings as functions of positions: rotary, sinusoid, T5's buckets. All tables are float32."""
+"""Position encodings: rotary (RoPE), sinusoid, T5 buckets, Toeplitz matrices. All tables are float32."""
 
 import math
 
@@ -26,7 +26,7 @@ def rotate(x_BxHxLxK: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Arra
     """Rotates dimension i with dimension i + K/2 (half-split form) by the table's angle, in float32."""
     cosines, signed_sines = (t[:, None] for t in table)
     x = x_BxHxLxK.astype(jnp.float32)
-    # Over whole rows: XLA's CPU backend turns two joined halves into a loop that it cannot vectorise.
+    # Over full vectors: XLA's CPU backend turns two joined halves into a loop that it cannot vectorise.
     return (x * cosines + jnp.roll(x, x.shape[-1] // 2, axis=-1) * signed_sines).astype(x_BxHxLxK.dtype)
 
 
@@ -77,16 +77,16 @@ def toeplitz(values_xW: jax.Array) -> jax.Array:
     *leading, width = values_xW.shape
     size = (width + 1) // 2
     below, above = values_xW[..., : size - 1], values_xW[..., size - 1 :]
-    # One place more than there are diagonals, so that each row starts one place further left than the one above.
+    # One column more than diagonals, so that each row starts one column further left than the one above.
     period = jnp.concatenate([above, jnp.zeros((*leading, 1), values_xW.dtype), below], axis=-1)
     repeated = jnp.tile(period, size)[..., : size * width]
     return repeated.reshape(*leading, size, width)[..., :size]
 
 
 def skewed(x_xCxW: jax.Array, width: int) -> jax.Array:
-    """Moves row i by C − i places to the left: (…, C, W) -> (…, C, width), W = C + width.
+    """Relative shift: moves row i by C − i columns to the left, (…, C, W) -> (…, C, width), W = C + width.
 
-    Scores by distance become scores by place, as in Transformer-XL, by a change of shape alone.
+    Scores by distance become scores by key, as in Transformer-XL, by reshaping alone.
     """
     *leading, size, wide = x_xCxW.shape
     flat = x_xCxW.reshape(*leading, size * wide)[..., size:]

@@ -1,4 +1,4 @@
-"""Attention over all pairs of tokens: softmax ("Attention Is All You Need", eq. 1) and FLASH-Quad's relu² (eq. 4).
+"""Quadratic attention over all pairs: softmax ("Attention Is All You Need", eq. 1), relu² of FLASH-Quad (eq. 4).
 
 The plain form holds an L×M array of weights; the blocked form (see `blocked_attention`) holds one block of it at a time
 and recomputes it in the backward pass, so its memory grows only linearly with L.
@@ -31,18 +31,18 @@ def quadratic_attention(
     bias: Bias | None = None,
     blocked: bool = False,
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v over the keys that each query sees.
+    """Quadratic attention f(scale · q kᵀ + b) / N · v over the keys that each query sees.
 
     Args:
         q_BxHxLxK: queries.
-        k_BxHxMxK: keys, at places 0 … M − 1.
+        k_BxHxMxK: keys, at indices 0 … M − 1.
         v_BxHxMxE: values.
         sight: what the queries see.
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
         bias: added to the scores; see `blocked_attention.bias_of_heads`.
-        blocked: process one block of queries and keys at a time, if there are more queries than in a small block.
+        blocked: process one block of queries and keys at a time, for more queries than in a small block.
 
     Returns:
         B×H×L×E, dtype of v. A query that sees no key gets zeros.
@@ -50,6 +50,7 @@ def quadratic_attention(
     if blocked and q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
         settings = Settings(function, scale)
         return blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, divisor_BxL, settings, bias)[0]
+    # Plain form: all scores at once.
     scores_BxHxLxM, visible_Bx1xLxM = scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias)
     weights = ATTENTION_FUNCTIONS[function]
     weights_BxHxLxM = weights(scores_BxHxLxM, visible_Bx1xLxM, divisor_BxL[:, None, :, None])
@@ -71,13 +72,13 @@ def scores_of(
 def fused_softmax_attention(
     q_BxHxLxK: jax.Array, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, sight: Sight | None, *, causal: bool
 ) -> jax.Array:
-    """softmax(q kᵀ / √K) v by cuDNN's fused attention, in half precision on an NVIDIA GPU.
+    """Flash attention softmax(q kᵀ / √K) v by cuDNN, in half precision on an NVIDIA GPU.
 
     Args:
         q_BxHxLxK: queries.
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
-        sight: what the queries see, which takes a mask of L×L; None: one document a row.
+        sight: what the queries see, which takes a mask of L×L; None: one document per sequence.
         causal: hide keys after the query; must agree with `sight`.
 
     Returns:

@@ -1,9 +1,9 @@
-"""Linear attention whose sum decays on its way: S ← e^g S + kᵀ v, o = q S, with a g ≤ 0 for each head and token.
+"""Linear attention with scalar decay (RetNet, Mamba-2): S_t = e^{g_t} S_{t−1} + k_tᵀ v_t, o_t = q_t S_t, g_t ≤ 0.
 
-In chunks, as in "Transformers are SSMs" (Dao and Gu 2024, section 6): pair by pair inside a chunk,
+Chunkwise form of "Transformers are SSMs" (Dao and Gu 2024, section 6): pair by pair inside a chunk,
 (q kᵀ ⊙ e^(b_i − b_j)) v with b the running sum of g, and through a sum over the chunks before it. All factors are at
 most 1. Sums are float32, and start again with each document: by masks, not by a g of −∞, whose differences are NaN.
-There is no denominator.
+No denominator.
 """
 
 import functools
@@ -21,10 +21,10 @@ from flash_lm.ops.visibility import Sight
 
 
 class Kernel(NamedTuple):
-    """What computes the pairs inside the chunks of a causal row in place of XLA.
+    """The kernel for the pairs inside the chunks of a causal sequence, instead of XLA.
 
     backend: a name of `ops.kernels.backends.BACKENDS`.
-    sight: what the tokens of the row see.
+    sight: what the tokens see.
     """
 
     backend: str
@@ -42,9 +42,9 @@ def decayed_sums(
     causal: bool = True,
     kernel: Kernel | None = None,
 ) -> jax.Array:
-    """Σ_j e^−|b_i − b_j| (q_i·k_j) v_j over the tokens of the query's document; if causal, none after the query.
+    """Chunkwise form: Σ_j e^−|b_i − b_j| (q_i·k_j) v_j over the query's document; if causal, none after the query.
 
-    What is held for the derivative is the input and a sum for each chunk.
+    The backward pass keeps the inputs and a state per chunk.
 
     Args:
         q_BxHxLxK: queries, of H heads or one that all share.
@@ -54,11 +54,12 @@ def decayed_sums(
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
         chunk_size: C.
         causal: hide keys after the query.
-        kernel: of a causal row; None: XLA compiles all of it.
+        kernel: for a causal sequence; None: XLA compiles all of it.
 
     Returns:
         B×H×L×E, dtype of v.
     """
+    # Outputs are the pairs inside the chunk plus the state of the chunks before; bidirectional: also of those after.
     row, length = _Chunks.of(q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, log_decay_BxHxL, runs_BxL, chunk_size), v_BxHxLxE.shape[2]
     out = row.reading(row.from_before(None))
     if kernel is not None:
@@ -80,7 +81,7 @@ def prefill_decayed(
     *,
     chunk_size: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `decayed_sums`, for tokens that continue a state.
+    """`decayed_sums` for tokens that continue a state.
 
     Args:
         q_BxHxLxK: queries, of H heads or one that all share.
@@ -97,6 +98,7 @@ def prefill_decayed(
     real = real_BxL[:, None]
     # Padding leaves the state as it is. Beyond the last position it may be NaN, and zero times NaN is NaN.
     q, k, v = (jnp.where(real[..., None], x, 0) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
+    # Padding neither writes to the state nor decays it.
     log_decay = jnp.where(real, log_decay_BxHxL, 0)
     row = _Chunks.of(q, k, v, log_decay, jnp.ones_like(real_BxL, jnp.int32), chunk_size)
     before = row.from_before(state_BxHxKxE)
@@ -107,7 +109,7 @@ def prefill_decayed(
 def step_decayed(
     q_BxHx1xK: jax.Array, k_BxHx1xK: jax.Array, v_BxHx1xE: jax.Array, log_decay_BxHx1: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """One token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
+    """Recurrent form, one token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
     q, k, v = (x.astype(jnp.float32) for x in (q_BxHx1xK, k_BxHx1xK, v_BxHx1xE))
     state = jnp.exp(log_decay_BxHx1.astype(jnp.float32))[..., None] * state + jnp.swapaxes(k, 2, 3) * v
     q = jnp.broadcast_to(q, (*state.shape[:2], *q.shape[2:]))
@@ -115,7 +117,7 @@ def step_decayed(
 
 
 class _Chunks(NamedTuple):
-    """A row in chunks: arrays B×H×G×C×…, the running sums of g in each chunk, and runs, (B or 1)×1×G×C."""
+    """A sequence in chunks: arrays B×H×G×C×…, the running sums of g in each chunk, and runs, (B or 1)×1×G×C."""
 
     q: jax.Array
     k: jax.Array
@@ -125,53 +127,53 @@ class _Chunks(NamedTuple):
 
     @classmethod
     def of(cls, q, k, v, log_decay, runs_BxL, chunk_size: int) -> "_Chunks":
-        """The last chunk is filled with zeros, which count as more of the row's last document."""
+        """The last chunk is filled with zeros, which count as more of the last document."""
         size = min(chunk_size, v.shape[2])
         alike = log_decay.shape[2] == 1
-        if alike:  # one chunk for all, whatever documents there are
+        if alike:  # the same decay for all chunks and documents
             log_decay = jnp.broadcast_to(log_decay, (*log_decay.shape[:2], size))
         runs = run_chunks(runs_BxL, size)[:, None]
         q, k, v, log_decay = (head_chunks(x, size) for x in (q, k, v, log_decay))
         return cls(q, k, v, running(log_decay, None if alike else runs), runs)
 
     def end(self) -> Running:
-        """The sums over the whole chunk."""
+        """The sums over the full chunk."""
         return self.sums.at(lambda x: x[..., -1:])
 
     def through(self) -> jax.Array:
-        """The same as one number, B×H×G."""
+        """Log decay through the full chunk, B×H×G."""
         return jnp.broadcast_to(self.end().total()[..., 0], self.v.shape[:3])
 
     def ending(self) -> jax.Array:
-        """Each chunk's sum over its last document, as it is at the chunk's end, B×H×G×K×E float32."""
+        """The state of each chunk over its last document, at the end of the chunk, B×H×G×K×E float32."""
         weight = decayed(self.end(), self.sums, self._of(self.runs[..., -1:]))
         return _sum_of(self.k, weighted(self.v, weight))
 
     def from_before(self, initial: jax.Array | None) -> jax.Array:
-        """The sum over the chunks before each chunk, as it is before its first token, B×H×G×K×E float32."""
+        """The state that enters each chunk from the chunks before, before its first token, B×H×G×K×E float32."""
         return _sums_before(self.ending(), self.runs[..., -1], initial, self.through())
 
     def reading(self, before: jax.Array) -> jax.Array:
-        """What the queries read of `from_before`."""
+        """The outputs q S from the state of earlier chunks."""
         entering = entering_runs(self.runs[:, 0, :, -1])[:, None, :, None]
         weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
         return weighted(_read(self.q, before), weight)
 
     def from_after(self) -> jax.Array:
-        """The sum over the chunks after each chunk, as it is after its last token, B×H×G×K×E float32."""
+        """The state of the chunks after each chunk, after its last token, B×H×G×K×E float32."""
         weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
         starting = _sum_of(self.k, weighted(self.v, weight))
         starting, first, through = (jnp.flip(x, axis=2) for x in (starting, self.runs[..., 0], self.through()))
         return jnp.flip(_sums_before(starting, first, None, through), axis=2)
 
     def reading_after(self, after: jax.Array) -> jax.Array:
-        """What the queries read of `from_after`."""
+        """The outputs q S from the state of later chunks."""
         entering = jnp.flip(entering_runs(jnp.flip(self.runs[:, 0, :, 0], axis=1)), axis=1)[:, None, :, None]
         weight = decayed(self.end(), self.sums, self._of(entering))
         return weighted(_read(self.q, after), weight)
 
     def final(self, before: jax.Array) -> jax.Array:
-        """The sum after a row of one document, if what fills its last chunk does not decay, B×H×K×E."""
+        """The state after a sequence of one document, if the padding of its last chunk does not decay, B×H×K×E."""
         return jnp.exp(self.through()[..., -1])[..., None, None] * before[:, :, -1] + self.ending()[:, :, -1]
 
     def _of(self, run: jax.Array) -> jax.Array:
@@ -181,6 +183,7 @@ class _Chunks(NamedTuple):
 @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, static_argnums=5)
 def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
     """(q kᵀ ⊙ e^−|b_i − b_j|) v over pairs inside the chunk, float32; the derivative computes its weights again."""
+    # Decay mask: e^−|b_i − b_j| within a document, lower triangle, and upper triangle if bidirectional.
     visible = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]
     before = jnp.tri(v.shape[-2], dtype=bool)[None, None, None]
     query, key = sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :])
@@ -191,12 +194,12 @@ def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
 
 
 def _inside_by_kernel(kernel: Kernel, q, k, v, sums: Running, runs_BxL: jax.Array, chunk_size: int) -> jax.Array:
-    """The same of a causal row, B×H×L×E, dtype of v; no weights leave the chip."""
+    """Pairs inside the chunks of a causal sequence by a kernel, B×H×L×E, dtype of v."""
     batch, heads, length, _ = v.shape
     q, k = (jnp.broadcast_to(x, (batch, heads, *x.shape[2:])) for x in (q, k))
     size = min(chunk_size, length)
-    whole = (batch, heads, -(-length // size), size)
-    decay = sums.at(lambda x: head_rows(jnp.broadcast_to(x, whole), length))
+    padded_shape = (batch, heads, -(-length // size), size)
+    decay = sums.at(lambda x: head_rows(jnp.broadcast_to(x, padded_shape), length))
     form, once_BxL = Form("identity", 1.0, kernel.backend), jnp.ones((1, length), jnp.float32)
     of_row = {"chunk_size": size, "divisor_BxL": once_BxL, "decay": decay}
     return attend_in_chunks(form, q, k, v, runs_BxL, kernel.sight, **of_row)
@@ -240,7 +243,7 @@ def _product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Each token's vector times its number; dtype of x."""
+    """The vectors of tokens times a weight per token; dtype of x."""
     return (x.astype(jnp.float32) * weight[..., None]).astype(x.dtype)
 
 

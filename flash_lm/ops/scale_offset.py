@@ -1,4 +1,4 @@
-"""x · γ + β per dimension, with a fast backward pass for the sums over tokens."""
+"""Scale-offset x ⊙ γ + β (FLASH, eq. 3), with a fast backward pass for the sums over tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 @jax.custom_vjp
 def scale_offset(x_BxHxLxK: jax.Array, scale_HxK: jax.Array, offset_HxK: jax.Array) -> jax.Array:
-    """X · γ + β (FLASH, eq. 3).
+    """Scale-offset x ⊙ γ + β (FLASH, eq. 3).
 
     Args:
         x_BxHxLxK: H may be 1, for parameters of several heads.

@@ -1,4 +1,4 @@
-"""Which tokens belong to the same document: runs of equal segment ids."""
+"""Documents of packed sequences, as runs of equal segment ids."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 
 class Segments(NamedTuple):
-    """The documents of each row. A document is a run of equal segment ids, so reusing an id is safe.
+    """The documents of each sequence. A document is a run of equal segment ids, so reusing an id is safe.
 
-    runs_BxL: 0 for padding, otherwise the number of the run in its row, from 1.
+    runs_BxL: 0 for padding, otherwise the number of the run in its sequence, from 1.
     offsets_BxL: index of the token in its run.
     lengths_BxL: number of tokens in the run.
     """
@@ -32,11 +32,11 @@ def find_segments(segment_ids_BxL: jax.Array) -> Segments:
 
 
 def prefixes_of(segments: Segments, prefix_BxL: jax.Array) -> Segments:
-    """The first tokens of each document as documents, and all others as padding.
+    """Prefixes of documents as documents, and all other tokens as padding.
 
     Args:
-        segments: the documents of each row.
-        prefix_BxL: how many tokens of a token's document these are, (B or 1)×(L or 1).
+        segments: the documents of each sequence.
+        prefix_BxL: length of the prefix of the token's document, (B or 1)×(L or 1).
     """
     inside_BxL = (segments.runs_BxL > 0) & (segments.offsets_BxL < prefix_BxL)
     runs_BxL = jnp.where(inside_BxL, segments.runs_BxL, 0)
@@ -44,6 +44,6 @@ def prefixes_of(segments: Segments, prefix_BxL: jax.Array) -> Segments:
 
 
 def whole_row(length: int) -> Segments:
-    """One document that fills the row; its arrays have a batch dimension of 1."""
+    """One document that fills the sequence; its arrays have a batch dimension of 1."""
     index_1xL = jnp.arange(length, dtype=jnp.int32)[None]
     return Segments(jnp.ones_like(index_1xL), index_1xL, jnp.full_like(index_1xL, length))

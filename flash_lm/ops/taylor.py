@@ -1,4 +1,4 @@
-"""Features of e^s cut off after s² ("Simple Linear Attention Language Models …", Arora et al. 2024, section 4.1)."""
+"""Second-order Taylor features of e^s, φ(q)·φ(k) = 1 + s + s²/2 (Based, Arora et al. 2024, section 4.1)."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def taylor_width(width: int) -> int:
 
 
 def _pairs(width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which number is the first and which the second of each pair, K×K(K+1)/2; a square counts 1/√2."""
+    """Selections of both factors of each pair of channels, K×K(K+1)/2; a square counts 1/√2."""
     rows, columns = np.triu_indices(width)
     ones = np.eye(width, dtype=np.float32)
     return ones[:, rows] * np.where(rows == columns, np.sqrt(0.5), 1).astype(np.float32), ones[:, columns]

@@ -1,7 +1,7 @@
-"""Attention to the own segment and the one before, with relative positions ("Transformer-XL", sections 3.2 and 3.3).
+"""Transformer-XL attention: segment-level recurrence and relative positions ("Transformer-XL", sections 3.2, 3.3).
 
-A row is cut into segments of C tokens. The scores are (q_i + u)·k_j + (q_i + v)·W_r R_(i−j), where R are sinusoids of
-the distance. Heads are in the batch dimension N = B·H where arrays have chunks.
+A sequence is cut into segments of C tokens. The scores are (q_i + u)·k_j + (q_i + v)·W_r R_(i−j), where R are sinusoids
+of the distance. Heads are in the batch dimension N = B·H where arrays have chunks.
 """
 
 import math
@@ -19,15 +19,15 @@ from flash_lm.ops.mixed_chunk_attention import heads_into_batch, local_attention
 from flash_lm.ops.positions import sinusoid, skewed
 from flash_lm.ops.visibility import Sight, is_between
 
-BACK = (-1, 0)  # the segments that a causal query sees, relative to its own
+BACK = (-1, 0)  # the segments that a causal query sees, relative to that of the query
 AROUND = (-1, 0, 1)
 
 
 class SegmentInputs(NamedTuple):
-    """What determines the mixing, besides the values.
+    """Queries, keys and W_r of Transformer-XL attention.
 
-    content_BxHxLxK: queries of what a token is, q + u.
-    position_BxHxLxK: queries of where it is, q + v.
+    content_BxHxLxK: queries of the content term, q + u.
+    position_BxHxLxK: queries of the position term, q + v.
     k_BxHxLxK: keys.
     memory_k_BxHxLxK: the keys as later segments see them: equal, but their derivative may end at the weights.
     kernel_DxHxK: W_r.
@@ -43,17 +43,17 @@ class SegmentInputs(NamedTuple):
 class Values(NamedTuple):
     """The values, and the same as later segments see them, B×H×L×E each."""
 
-    own: jax.Array
+    current: jax.Array
     memory: jax.Array
 
 
 def attend_segments(by: SegmentInputs, v: Values, sight: Sight, *, segment: int, reach: tuple[int, ...]) -> jax.Array:
-    """All tokens of a row.
+    """Attention of all tokens to their segment and the neighbouring ones, parallel form.
 
     Args:
         by: queries, keys and W_r.
         v: values.
-        sight: what the queries see in the whole row.
+        sight: what the queries see in the full sequence.
         segment: C.
         reach: `BACK` or `AROUND`.
 
@@ -65,7 +65,7 @@ def attend_segments(by: SegmentInputs, v: Values, sight: Sight, *, segment: int,
     out_NxLxE = local_attention(
         heads_into_batch(q),
         heads_into_batch(by.k_BxHxLxK),
-        heads_into_batch(v.own),
+        heads_into_batch(v.current),
         sight,
         chunk_size=size,
         function="softmax",
@@ -75,40 +75,42 @@ def attend_segments(by: SegmentInputs, v: Values, sight: Sight, *, segment: int,
         neighbours=(heads_into_batch(by.memory_k_BxHxLxK), heads_into_batch(v.memory)),
         added_NxGxCxM=_position_scores(by.position_BxHxLxK, by.kernel_DxHxK, size, reach),
     )
-    return out_NxLxE.reshape(v.own.shape)
+    return out_NxLxE.reshape(v.current.shape)
 
 
 def prefill_segments(
     by: SegmentInputs, v: Values, ring: Ring, start_B: jax.Array, lengths_B: jax.Array, *, segment: int
 ) -> tuple[jax.Array, Ring]:
-    """As `attend_segments`, for rows that go on from anywhere in a segment.
+    """`attend_segments` for sequences that continue from anywhere in a segment.
 
     Args:
         by: of the new tokens; those at lengths[b] and after are ignored.
         v: their values.
-        ring: keys and values of the segment where a row stands and of the one before, 2C.
-        start_B: position of each row's first new token.
+        ring: keys and values of the current segment and of the one before, 2C.
+        start_B: position of the first new token of each sequence.
         lengths_B: number of new tokens, 0 … L.
         segment: C.
 
     Returns:
         B×H×L×E, and the ring after the new tokens.
     """
+    # Align the ring and the new tokens with segments; then it is the parallel form.
     grid = ChunkGrid(segment, len(BACK), by.k_BxHxLxK.shape[2], start_B, lengths_B)
     k, memory_k = (grid.put_after(ring.key_BxHxRxK, x) for x in (by.k_BxHxLxK, by.memory_k_BxHxLxK))
-    own, memory = (grid.put_after(ring.value_BxHxRxE, x) for x in v)
+    current, memory = (grid.put_after(ring.value_BxHxRxE, x) for x in v)
     on_grid = SegmentInputs(grid.put(by.content_BxHxLxK), grid.put(by.position_BxHxLxK), k, memory_k, by.kernel_DxHxK)
-    out_BxHxTxE = attend_segments(on_grid, Values(own, memory), grid.sight(), segment=segment, reach=BACK)
-    kept = (grid.take_last(new, old.dtype) for new, old in zip((k, own), ring, strict=True))
+    out_BxHxTxE = attend_segments(on_grid, Values(current, memory), grid.sight(), segment=segment, reach=BACK)
+    kept = (grid.take_last(new, old.dtype) for new, old in zip((k, current), ring, strict=True))
     return grid.take(out_BxHxTxE), Ring(*kept)
 
 
 def step_segments(
     by: SegmentInputs, v_BxHx1xE: jax.Array, ring: Ring, position_B: jax.Array, real_B: jax.Array, *, segment: int
 ) -> tuple[jax.Array, Ring]:
-    """One token a row, L = 1: B×H×1×E, and the ring with it; rows that are not real keep theirs."""
+    """Recurrent form, one token per sequence, L = 1: B×H×1×E, and the ring; unreal sequences keep theirs."""
+    # Write the token to the ring; content scores against all slots.
     ring = with_token(ring, by.k_BxHxLxK, v_BxHx1xE, position_B, real_B)
-    held_BxR, now_Bx1 = positions_in(ring, position_B), position_B[:, None]
+    slot_position_BxR, now_Bx1 = positions_in(ring, position_B), position_B[:, None]
     first_Bx1 = jnp.maximum(now_Bx1 - now_Bx1 % segment - segment, 0)
     q = by.content_BxHxLxK.astype(ring.key_BxHxRxK.dtype)
     scores_BxHx1xR = matmul(q, ring.key_BxHxRxK, transpose_b=True)
@@ -116,26 +118,28 @@ def step_segments(
     turned_BxHxD = jnp.einsum("bhk,dhk->bhd", by.position_BxHxLxK[:, :, 0], by.kernel_DxHxK)
     r_RxD = sinusoid(jnp.arange(ring.size, dtype=jnp.int32), turned_BxHxD.shape[-1]).astype(turned_BxHxD.dtype)
     by_distance_BxHxR = jnp.einsum("bhd,rd->bhr", turned_BxHxD, r_RxD, preferred_element_type=jnp.float32)
-    of_slots_BxHxR = jnp.take_along_axis(by_distance_BxHxR, (now_Bx1 - held_BxR)[:, None], axis=2)
+    of_slots_BxHxR = jnp.take_along_axis(by_distance_BxHxR, (now_Bx1 - slot_position_BxR)[:, None], axis=2)
     scores_BxHx1xR = (scores_BxHx1xR + of_slots_BxHxR[:, :, None]) / math.sqrt(q.shape[-1])
-    visible_BxR = is_between(first_Bx1, held_BxR, now_Bx1 + 1)
+    # Only the current segment and the one before are visible.
+    visible_BxR = is_between(first_Bx1, slot_position_BxR, now_Bx1 + 1)
     out_BxHx1xE, _ = softmax_of_scores(scores_BxHx1xR, visible_BxR[:, None, None], ring.value_BxHxRxE)
     return out_BxHx1xE.astype(v_BxHx1xE.dtype), ring
 
 
 def _position_scores(q_BxHxLxK: jax.Array, kernel_DxHxK: jax.Array, size: int, reach: tuple[int, ...]) -> jax.Array:
-    """q_i · W_r R_(i−j) / √K for each query and the places that it reaches, N×G×C×(R·C) float32.
+    """q_i · W_r R_(i−j) / √K for each query and the keys that it reaches, N×G×C×(R·C) float32.
 
-    By all distances first, and then moved to the places of the keys: no sinusoid for each pair.
+    By all distances first, and then moved to the columns of the keys: no sinusoid for each pair.
     """
     batch, heads, _, width = q_BxHxLxK.shape
     dim = kernel_DxHxK.shape[0]
-    places = len(reach) * size
-    back_W = (1 - min(reach)) * size - jnp.arange(places + size, dtype=jnp.int32)
+    keys = len(reach) * size
+    back_W = (1 - min(reach)) * size - jnp.arange(keys + size, dtype=jnp.int32)
+    # Relative positions: W_r R for every distance, shared by all queries.
     r_WxHxK = sinusoid(back_W, dim).astype(q_BxHxLxK.dtype) @ kernel_DxHxK.reshape(dim, -1)
     r_HxWxK = jnp.moveaxis(r_WxHxK.reshape(-1, heads, width), 1, 0)
     r_NxWxK = jnp.broadcast_to(r_HxWxK[None], (batch, *r_HxWxK.shape)).reshape(-1, *r_HxWxK.shape[1:])
     q_NxGxCxK = to_chunks(heads_into_batch(q_BxHxLxK), size)
     folded_NxMxK = q_NxGxCxK.reshape(batch * heads, -1, width)
     scores_NxMxW = matmul(folded_NxMxK, r_NxWxK, transpose_b=True) / math.sqrt(width)
-    return skewed(scores_NxMxW.reshape(*q_NxGxCxK.shape[:3], -1), places)
+    return skewed(scores_NxMxW.reshape(*q_NxGxCxK.shape[:3], -1), keys)

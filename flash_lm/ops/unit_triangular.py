@@ -1,8 +1,8 @@
 """The inverse of a lower triangular matrix with ones on its diagonal, by substitution in blocks.
 
 [[P, 0], [R, Q]]⁻¹ = [[P⁻¹, 0], [−Q⁻¹ R P⁻¹, Q⁻¹]], from blocks of one number up: each block is an inverse itself, so
-nothing exceeds what the result holds, as it would in powers of the matrix. JAX's own triangular solve is LAPACK's on a
-CPU: a training step that had it stood still there after a few calls (jax 0.10.2, 2 threads).
+nothing exceeds the size of the result, as powers of the matrix would. JAX's triangular solve is LAPACK's on a CPU: a
+training step with it hung after a few calls (jax 0.10.2, 2 threads).
 """
 
 import jax
@@ -14,15 +14,16 @@ def unit_inverse(below_xCxC: jax.Array) -> jax.Array:
     """(I + A)⁻¹, (…, C, C) float32.
 
     Args:
-        below_xCxC: A, float32; what is not below its diagonal is not read.
+        below_xCxC: A, float32; only entries below the diagonal are read.
     """
     count = below_xCxC.shape[-1]
-    whole = 1 << max(count - 1, 0).bit_length()
-    missing = whole - count
-    below = jnp.pad(below_xCxC, [(0, 0)] * (below_xCxC.ndim - 2) + [(0, missing)] * 2).reshape(-1, whole, whole)
-    inverse_NxGxSxS = jnp.ones((len(below), whole, 1, 1), jnp.float32)
+    padded = 1 << max(count - 1, 0).bit_length()
+    missing = padded - count
+    # Pad to a power of two with zeros, which adds an identity block to the matrix.
+    below = jnp.pad(below_xCxC, [(0, 0)] * (below_xCxC.ndim - 2) + [(0, missing)] * 2).reshape(-1, padded, padded)
+    inverse_NxGxSxS = jnp.ones((len(below), padded, 1, 1), jnp.float32)
     size = 1
-    while size < whole:
+    while size < padded:
         blocks_NxGx2Sx2S = _on_diagonal(below, 2 * size)
         first, second = inverse_NxGxSxS[:, ::2], inverse_NxGxSxS[:, 1::2]
         corner = -_product(_product(second, blocks_NxGx2Sx2S[..., size:, :size]), first)

@@ -1,9 +1,10 @@
-"""Linear attention whose sum decays by channel of the keys: S ← diag(e^g) S + kᵀ v, o = q S, with g ≤ 0.
+"""Linear attention with vector decay (GLA): S_t = diag(e^{g_t}) S_{t−1} + k_tᵀ v_t, o_t = q_t S_t, g_t ≤ 0 per channel.
 
-In chunks ("Gated Linear Attention Transformers with Hardware-Efficient Training", Yang et al. 2023, section 4). The
-weight of a pair is (q e^b)·(k e^−b), with b the running sum of g; that is one product for a chunk, if e^−b is finite.
-So the caller bounds g from below, and a chunk is at most as long as b stays above −80 (see `longest_chunk`); both
-factors are then at most about e^40. All but products of q, k and v is float32, and starts again with each document.
+Chunkwise form ("Gated Linear Attention Transformers with Hardware-Efficient Training", Yang et al. 2023, section 4).
+The weight of a pair is (q e^b)·(k e^−b), with b the running sum of g; that is one product for a chunk, if e^−b is
+finite. So the caller bounds g from below, and a chunk is at most as long as b stays above −80 (see `longest_chunk`);
+both factors are then at most about e^40. All but products of q, k and v is float32, and starts again with each
+document.
 """
 
 import math
@@ -21,7 +22,7 @@ _CENTRE = 2.0**57
 
 
 class GatedInputs(NamedTuple):
-    """What determines the mixing.
+    """Queries, keys and log decays of GLA.
 
     q_BxHxLxK: queries.
     k_BxHxLxK: keys.
@@ -39,7 +40,7 @@ def longest_chunk(floor: float) -> int:
 
 
 def gated_sums(by: GatedInputs, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, *, chunk_size: int) -> jax.Array:
-    """q_i S_i over the tokens of the query's document up to itself.
+    """GLA over the tokens of each document, chunkwise form: o_t = q_t S_t.
 
     Args:
         by: queries, keys and decays; the decays of a chunk must not add up to less than −80.
@@ -57,7 +58,7 @@ def gated_sums(by: GatedInputs, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, *, ch
 def prefill_gated(
     by: GatedInputs, v_BxHxLxE: jax.Array, state_BxHxKxE: jax.Array, real_BxL: jax.Array, *, chunk_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """As `gated_sums`, for tokens that continue a state.
+    """`gated_sums` for tokens that continue a state.
 
     Args:
         by: queries, keys and decays.
@@ -76,7 +77,7 @@ def prefill_gated(
 
 
 def step_gated(by: GatedInputs, v_BxHx1xE: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
+    """Recurrent form, one token: B×H×1×E, dtype of v; and the state after it, B×H×K×E float32."""
     q, k, log_decay, v = (x.astype(jnp.float32) for x in (*by, v_BxHx1xE))
     state = jnp.swapaxes(jnp.exp(log_decay), 2, 3) * state + jnp.swapaxes(k, 2, 3) * v
     return matmul(q, state).astype(v_BxHx1xE.dtype), state
@@ -85,14 +86,16 @@ def step_gated(by: GatedInputs, v_BxHx1xE: jax.Array, state: jax.Array) -> tuple
 def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[jax.Array, jax.Array]:
     length = v.shape[2]
     size = min(chunk_size, length)
-    # What fills the last chunk counts as more of the row's last document: its keys are zeros and nothing decays.
+    # What fills the last chunk counts as more of the last document: its keys are zeros and nothing decays.
     runs = run_chunks(runs_BxL, size)[:, None]
     q, k, log_decay, v_chunks = (head_chunks(x, size) for x in (*by, v))
+    # Running sums b of g per channel, starting again with each document.
     sums = _running(log_decay, runs)
     end = sums[..., -1:, :]
     last, entering = runs[..., -1:], entering_runs(runs[:, 0, :, -1])[:, None, :, None]
     of_last, of_entering = ((runs == run) & (runs > 0) for run in (last, entering))
 
+    # State that each chunk adds for its last document, and the decay of the entering state.
     written = matmul(_decayed(k, end - sums, of_last), v_chunks, transpose_a=True)
     kept = jnp.where(last == entering, jnp.exp(end[..., 0, :]), 0)
 
@@ -101,6 +104,7 @@ def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
         return kept_BxHxK[..., None] * state_BxHxKxE + written_BxHxKxE, state_BxHxKxE
 
     state, before = jax.lax.scan(next_chunk, state, (jnp.moveaxis(kept, 2, 0), jnp.moveaxis(written, 2, 0)))
+    # Outputs: the entering state, and the pairs inside the chunk.
     read = matmul(_decayed(q, sums, of_entering), jnp.moveaxis(before, 0, 2).astype(q.dtype))
     out = _inside(q, k, v_chunks, sums, runs) + read
     return head_rows(out.astype(v.dtype), length), state
@@ -125,6 +129,7 @@ def _decayed(x: jax.Array, log: jax.Array, where: jax.Array) -> jax.Array:
 @jax.checkpoint
 def _inside(q: jax.Array, k: jax.Array, v: jax.Array, sums: jax.Array, runs: jax.Array) -> jax.Array:
     """The pairs inside the chunk, float32."""
+    # The centre keeps both factors e^b and e^−b inside the range of float32.
     queries = (q.astype(jnp.float32) * (jnp.exp(sums) * _CENTRE)).astype(q.dtype)
     keys = (k.astype(jnp.float32) * (jnp.exp(-sums) / _CENTRE)).astype(k.dtype)
     same = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]

@@ -1,7 +1,7 @@
-"""Which keys a query sees, in one place for all forms: all pairs, blocks, chunks, kernels and decoding.
+"""Attention masks as one span of visible keys per query, for all forms: quadratic, blocks, chunks, kernels, decoding.
 
-Documents are contiguous, a causal query looks back, a window contains near keys, and a prefix is the start of a
-document. So a query always sees one span of places, and masks, counts and blocks to visit all follow from its two ends.
+Documents are contiguous, a causal query looks back, a sliding window contains near keys, and a prefix is the start of
+a document. So a query always sees one span of keys, and masks, counts and blocks to visit all follow from its two ends.
 """
 
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from flash_lm.ops.segments import Segments
 class Sight(NamedTuple):
     """The span of keys that each query sees; arrays are (B or 1)×L int32.
 
-    index_BxL: place of the query, on the same scale as those of the keys.
-    first_BxL: place of the first key that it sees.
-    stop_BxL: place after the last one; equal to `first_BxL` if it sees none.
+    index_BxL: index of the query, on the same scale as those of the keys.
+    first_BxL: index of the first key that it sees.
+    stop_BxL: index after the last one; equal to `first_BxL` if it sees none.
     """
 
     index_BxL: jax.Array
@@ -29,45 +29,47 @@ class Sight(NamedTuple):
         return self.stop_BxL - self.first_BxL
 
     def visible(self, keys_M: jax.Array) -> jax.Array:
-        """Which of the keys at these places each query sees, (B or 1)×L×M."""
+        """Mask: which of the keys at these indices each query sees, (B or 1)×L×M."""
         keys = keys_M.reshape(*[1] * self.first_BxL.ndim, -1)
         return is_between(self.first_BxL[..., None], keys, self.stop_BxL[..., None])
 
     def in_chunks(self, size: int, reach: tuple[int, ...] = (0,)) -> "Sight":
-        """The part in the chunks of `reach`, relative to the query's own; places count from that chunk's start."""
+        """The part in the chunks of `reach`, relative to the query's chunk; indices count from the start of that."""
         start_BxL = self.index_BxL // size * size
         low, high = min(reach) * size, (max(reach) + 1) * size
         ends = (jnp.clip(end_BxL - start_BxL, low, high) for end_BxL in (self.first_BxL, self.stop_BxL))
         return Sight(self.index_BxL - start_BxL, *ends)
 
     def before_chunk(self, size: int) -> jax.Array:
-        """The number of visible keys in the chunks before the query's own, (B or 1)×L."""
+        """The number of visible keys in the chunks before that of the query, (B or 1)×L."""
         start_BxL = self.index_BxL // size * size
         return jnp.maximum(jnp.minimum(self.stop_BxL, start_BxL) - self.first_BxL, 0)
 
     def after_chunk(self, size: int) -> jax.Array:
-        """The number of visible keys in the chunks after the query's own, (B or 1)×L."""
+        """The number of visible keys in the chunks after that of the query, (B or 1)×L."""
         end_BxL = (self.index_BxL // size + 1) * size
         return jnp.maximum(self.stop_BxL - jnp.maximum(self.first_BxL, end_BxL), 0)
 
 
 def is_between(first: jax.Array, key: jax.Array, stop: jax.Array) -> jax.Array:
-    """Whether the place of a key is in a span."""
+    """Whether the index of a key is in a span."""
     return (first <= key) & (key < stop)
 
 
 def sight_of(
     segments: Segments, *, causal: bool, window: int | jax.Array | None = None, prefix_BxL: jax.Array | None = None
 ) -> Sight:
-    """What the tokens of a row see: tokens of their own document; padding sees nothing.
+    """Visibility in training: tokens see their document; padding sees nothing.
 
     Args:
-        segments: the documents of each row.
+        segments: the documents of each sequence.
         causal: no keys after the query.
-        window: only keys fewer than this many places away, perhaps a traced number; None: any.
-        prefix_BxL: number of first tokens of the query's document that the whole document sees, even ahead, (B or 1)×L;
+        window: only keys fewer than this many tokens away, perhaps a traced number; None: any.
+        prefix_BxL: number of first tokens of the query's document that all of the document sees, even ahead, (B or
+            1)×L;
             None: none.
     """
+    # The span is the document, cut at the query if causal, extended to the prefix, cut to the window.
     index_BxL = jnp.arange(segments.runs_BxL.shape[1], dtype=jnp.int32)[None]
     first_BxL = index_BxL - segments.offsets_BxL
     end_BxL = first_BxL + segments.lengths_BxL
@@ -83,13 +85,13 @@ def sight_from_start(
     window: int | jax.Array | None = None,
     prefix_BxL: jax.Array | None = None,
 ) -> Sight:
-    """What tokens at these places see in decoding, where a row is one document: tokens up to themselves.
+    """Visibility in decoding, one document per sequence: tokens see tokens up to themselves.
 
     Args:
-        index_BxL: places of the queries.
+        index_BxL: indices of the queries.
         real_BxL: which queries are not padding; padding sees nothing.
-        window: only keys fewer than this many places away, perhaps a traced number; None: any.
-        prefix_BxL: number of first tokens of the row that every token sees, even ahead, B×(L or 1); None: none.
+        window: only keys fewer than this many tokens away, perhaps a traced number; None: any.
+        prefix_BxL: number of first tokens of the sequence that every token sees, even ahead, B×(L or 1); None: none.
     """
     stop_BxL = index_BxL + 1
     if prefix_BxL is not None:

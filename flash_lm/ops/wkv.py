@@ -1,8 +1,8 @@
-"""RWKV's mean of values: weights e^k that decay by e^−w a token, a w a channel ("RWKV", Peng et al. 2023, eq. 14–16).
+"""WKV of RWKV-4: mean of values, weights e^k that decay by e^−w per token and channel (Peng et al. 2023, eq. 14–16).
 
-A sum is held as e^top times numbers of moderate size, so keys of any size and rows of any length do not overflow. In a
-chunk one place follows another, in all chunks at once; then chunk follows chunk. All is float32, and starts again with
-each document.
+Sums are relative to a maximum (online softmax), so keys of any size and sequences of any length do not overflow. A
+scan over the tokens of a chunk runs in all chunks at once; then a scan over the chunks. All is float32, and starts
+again with each document.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ class Sums(NamedTuple):
 
     @classmethod
     def nothing(cls, shape: tuple[int, ...]) -> "Sums":
-        """Of no tokens."""
+        """Sums over no tokens."""
         return cls(jnp.zeros(shape), jnp.zeros(shape), jnp.full(shape, _NOTHING))
 
     @classmethod
     def of(cls, k: jax.Array, v: jax.Array) -> "Sums":
-        """Of one token each."""
+        """Sums over one token each."""
         return cls(v, jnp.ones_like(v), k)
 
     def decayed(self, log: jax.Array) -> "Sums":
@@ -38,18 +38,18 @@ class Sums(NamedTuple):
         return self._replace(top=self.top + log)
 
     def plus(self, other: "Sums") -> "Sums":
-        """Of the tokens of both."""
+        """Merges sums over disjoint tokens (online softmax)."""
         top = jax.lax.stop_gradient(jnp.maximum(self.top, other.top))  # any would do
         one, two = jnp.exp(self.top - top), jnp.exp(other.top - top)
         return Sums(one * self.values + two * other.values, one * self.weights + two * other.weights, top)
 
     def where(self, condition: jax.Array) -> "Sums":
-        """These, or nothing."""
+        """The sums where the condition holds, else empty sums."""
         return Sums(*(jnp.where(condition, x, none) for x, none in zip(self, (0, 0, _NOTHING), strict=True)))
 
-    def at(self, place: Callable[[jax.Array], jax.Array]) -> "Sums":
-        """The same arrays in another shape."""
-        return Sums(*(place(x) for x in self))
+    def at(self, select: Callable[[jax.Array], jax.Array]) -> "Sums":
+        """Applies a selection or a change of shape to all arrays."""
+        return Sums(*(select(x) for x in self))
 
     def mean(self) -> jax.Array:
         """Σ weight v / Σ weight; zero of no tokens."""
@@ -66,7 +66,7 @@ def wkv(
     chunk_size: int,
     causal: bool,
 ) -> jax.Array:
-    """The mean of the token's own value, with weight e^(k + u), and of others, with e^(k − (distance − 1) w).
+    """WKV: the mean of the current value, with weight e^(k + u), and of others, with e^(k − (distance − 1) w).
 
     Args:
         k_BxLxD: keys.
@@ -82,11 +82,12 @@ def wkv(
     """
     k, v = (x.astype(jnp.float32) for x in (k_BxLxD, v_BxLxD))
     runs_BxL = jnp.broadcast_to(runs_BxL, k.shape[:2])
-    found = Sums.of(k + bonus_D[None, None], v).plus(_before(k, v, rate_D, runs_BxL, chunk_size))
+    sums = Sums.of(k + bonus_D[None, None], v).plus(_before(k, v, rate_D, runs_BxL, chunk_size))
     if not causal:
+        # Bidirectional: the tokens after each one are those before it in the reversed sequence.
         k, v, runs = (jnp.flip(x, axis=1) for x in (k, v, runs_BxL))
-        found = found.plus(_before(k, v, rate_D, runs, chunk_size).at(lambda x: jnp.flip(x, axis=1)))
-    return jnp.where((runs_BxL > 0)[..., None], found.mean(), 0).astype(v_BxLxD.dtype)
+        sums = sums.plus(_before(k, v, rate_D, runs, chunk_size).at(lambda x: jnp.flip(x, axis=1)))
+    return jnp.where((runs_BxL > 0)[..., None], sums.mean(), 0).astype(v_BxLxD.dtype)
 
 
 def prefill_wkv(
@@ -99,7 +100,7 @@ def prefill_wkv(
     *,
     chunk_size: int,
 ) -> tuple[jax.Array, Sums]:
-    """As `wkv`, for tokens that continue a state.
+    """`wkv` for tokens that continue a state.
 
     Args:
         k_BxLxD: keys.
@@ -127,20 +128,22 @@ def prefill_wkv(
 def _before(
     k: jax.Array, v: jax.Array, rate_D: jax.Array, runs_BxL: jax.Array, chunk_size: int, initial: Sums | None = None
 ) -> Sums:
-    """The sums over the tokens before each one, B×L×D; `initial` enters the row's first run."""
+    """The sums over the tokens before each one, B×L×D; `initial` enters the first run."""
+    # Inside the chunks: a scan over their tokens, all chunks at once.
     length, size = k.shape[1], min(chunk_size, k.shape[1])
     runs, k, v = run_chunks(runs_BxL, size), to_chunks(k, size), to_chunks(v, size)
-    places = lambda x: jnp.moveaxis(x, 2, 0)  # one place of all chunks after another
+    by_token = lambda x: jnp.moveaxis(x, 2, 0)  # one place of all chunks after another
     log = -rate_D[None, None]
     start = Sums.nothing(k[:, :, 0].shape)
 
-    def next_place(sums: Sums, place: tuple[jax.Array, ...]) -> tuple[Sums, Sums]:
-        k, v, goes_on = place
-        here = sums.where(goes_on[..., None])
-        return here.decayed(log).plus(Sums.of(k, v)), here
+    def next_token(sums: Sums, token: tuple[jax.Array, ...]) -> tuple[Sums, Sums]:
+        k, v, goes_on = token
+        previous = sums.where(goes_on[..., None])
+        return previous.decayed(log).plus(Sums.of(k, v)), previous
 
     goes_on_BxGxC = jnp.pad(runs[:, :, 1:] == runs[:, :, :-1], ((0, 0), (0, 0), (1, 0)))
-    ends, inside = jax.lax.scan(jax.checkpoint(next_place), start, (places(k), places(v), places(goes_on_BxGxC)))
+    ends, inside = jax.lax.scan(jax.checkpoint(next_token), start, (by_token(k), by_token(v), by_token(goes_on_BxGxC)))
+    # Across chunks: a scan over the sums at the ends of chunks.
     entering_BxG, last_BxG = entering_runs(runs[:, :, -1]), runs[:, :, -1]
 
     def next_chunk(sums: Sums, chunk: tuple[Sums, jax.Array]) -> tuple[Sums, Sums]:
@@ -150,6 +153,7 @@ def _before(
     chunks = lambda x: jnp.moveaxis(x, 1, 0)
     initial = Sums.nothing(k[:, 0, 0].shape) if initial is None else initial
     _, entering = jax.lax.scan(next_chunk, initial, (ends.at(chunks), chunks(entering_BxG == last_BxG)))
+    # The entering sum decays on to each token of its document.
     passed_Cx1 = jnp.arange(size, dtype=jnp.float32)[:, None]
     seen = (runs == entering_BxG[..., None])[..., None]
     passed_log = -(passed_Cx1 * rate_D[None])[None, None]

@@ -1,4 +1,4 @@
-"""The kernels as differentiable functions: weights inside a chunk, and sums over the chunks before it.
+"""The kernels as differentiable functions: attention inside a chunk, and the state of the chunks before it.
 
 A row of one chunk is quadratic attention; chunks without sums are the local part of mixed chunk attention; with sums it
 is mixed chunk attention, and with the identity for f it is linear attention.
@@ -30,7 +30,7 @@ def attend(
     across: tuple[jax.Array, jax.Array, jax.Array] | None = None,
     decay: Running | None = None,
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v inside each chunk, and x Σ yᵀv over the chunks before it.
+    """Chunkwise attention: f(scale · q kᵀ + b) / N · v inside each chunk, plus x Σ yᵀv over the chunks before it.
 
     With decays each weight is multiplied by what decays after the key up to and including the query.
 
@@ -139,9 +139,9 @@ def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, decay: Running
         d_q = (matmul(d_scores, k) * form.scale).astype(dtype)
         d_k += matmul(d_scores, q_band, transpose_a=True) * form.scale
         if bias is not None:
-            found = _diagonal_sums(d_scores.sum(axis=(0, 1), dtype=jnp.float32))
-            here = of_distances(d_bias) + found
-            d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, here, length - band - start, axis=1)
+            diagonal_sums = _diagonal_sums(d_scores.sum(axis=(0, 1), dtype=jnp.float32))
+            updated = of_distances(d_bias) + diagonal_sums
+            d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, updated, length - band - start, axis=1)
         return (d_k, d_bias), d_q
 
     start = (jnp.zeros(k.shape, jnp.float32), None if bias is None else jnp.zeros_like(bias))

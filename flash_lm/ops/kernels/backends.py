@@ -25,7 +25,7 @@ class Tile:
         rows: rows of scores and of the result.
         columns: columns of scores.
         value_bytes: bytes in a row of values.
-        entering_bytes: likewise, where sums enter the chunk, which need memory of their own.
+        entering_bytes: likewise, where sums enter the chunk, which need further memory.
         depth: width of the slices of values that `score_derivatives` sums over.
         keys: dimensions of keys in a tile of `entering_sums`.
         sums: dimensions of values in a tile of `entering_sums`.
@@ -84,7 +84,7 @@ def _gathered(ref: Any, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _rolled(ref: Any, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Rotates each row by one place more than the row above: a TPU has no lookup."""
+    """Rotates each row by one column more than the row above: a TPU has no lookup."""
     rows, columns = shape
     width = rows + columns
     values = jnp.broadcast_to(ref[:, pl.ds(pl.multiple_of(start, 128), width)], (rows, width))
@@ -106,7 +106,7 @@ def _problem_on_triton(work: Work) -> str | None:
 
 def _problem_on_mosaic(work: Work) -> str | None:
     tile = BACKENDS["mosaic"].tile
-    # The keys and a tile of the values of a whole row, twice, because the next ones are being loaded.
+    # The keys and a tile of the values of a full sequence, twice, because the next ones are being loaded.
     needed = 2 * work.length * (work.key_width * work.itemsize + tile.value_bytes)
     return f"rows of {work.length} tokens need {needed:,} bytes of VMEM" if needed > 0.9 * _VMEM_BYTES else None
 

@@ -1,4 +1,4 @@
-"""Whether a part of a model uses a kernel: this depends on `model.kernels`, the machine and the shape."""
+"""Choice between a kernel and XLA for a part of a model: it depends on `model.kernels`, the machine and the shape."""
 
 import functools
 import logging
@@ -46,7 +46,7 @@ def choose_backend(
 
 
 def _problem(platform: str, backend: str, size: int, q: jax.Array, v: jax.Array) -> str | None:
-    """Why a kernel would not help here, or None."""
+    """Why a kernel would not help, or None."""
     (length, width), expanded = q.shape[-2:], v.shape[-1]
     if platform not in _OF_PLATFORM:
         return f"{platform} has no kernels"

@@ -1,4 +1,4 @@
-"""Rows of tokens for the kernels: chunks, what each query sees, and the devices of a mesh."""
+"""Chunkwise attention by kernels: chunks, spans of visible keys, and sharding over the devices of a mesh."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -38,9 +38,9 @@ def attend_in_chunks(
     across: Across | None = None,
     decay: Running | None = None,
 ) -> jax.Array:
-    """f(scale · q kᵀ + b) / N · v over the visible part of the chunk, and q Σ kᵀv / N over the chunks before it.
+    """Chunkwise attention by a kernel: f(scale · q kᵀ + b) / N · v inside the chunk, plus q Σ kᵀv / N before it.
 
-    Under a mesh each device has its own rows and its own heads (with a single head, its share of the values).
+    Under a mesh sequences and heads are sharded over devices (with a single head, the values are).
 
     Args:
         form: form of the weights.
@@ -48,7 +48,7 @@ def attend_in_chunks(
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
-        sight: what the queries see in the whole row.
+        sight: what the queries see in the full sequence.
         chunk_size: C; the row's length for attention over all pairs.
         divisor_BxL: N of each query inside its chunk, (B or 1)×L float32, not zero.
         bias_W: bias for the distances 1 − C … C − 1 from query to key, float32.

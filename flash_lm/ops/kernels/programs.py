@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What is known at tracing time: a name of `ELEMENTWISE`, the factor of q kᵀ, a name of `BACKENDS`."""
+    """Static settings: a name of `ELEMENTWISE`, the factor of q kᵀ, a name of `BACKENDS`."""
 
     function: str
     scale: float
@@ -101,17 +101,17 @@ def weighted_values(
         about_rows = None if transposed else Seen(*(ref[...] for ref in refs["seen"]))
 
         def add(j: jax.Array, total: jax.Array) -> jax.Array:
-            here = pl.ds(pl.multiple_of(j * tile.columns, tile.columns), tile.columns)
-            about = about_rows or Seen(*(ref[:, here] for ref in refs["seen"]))
-            scores = _scores(form, rows, refs["columns"][here, :], refs.get("bias"), i, j, length)
+            tile_slice = pl.ds(pl.multiple_of(j * tile.columns, tile.columns), tile.columns)
+            about = about_rows or Seen(*(ref[:, tile_slice] for ref in refs["seen"]))
+            scores = _scores(form, rows, refs["columns"][tile_slice, :], refs.get("bias"), i, j, length)
             weights = ELEMENTWISE[form.function].function(scores) * about.inverse
             key = (i * tile.rows, 0) if transposed else (j * tile.columns, 1)
             visible = _visible(about, *key, scores.shape)
             if decay is not None:
-                passed = _passed(refs, here)
+                passed = _passed(refs, tile_slice)
                 weights *= jnp.exp(jnp.where(visible, -passed if transposed else passed, 0))
             weights = jnp.where(visible, weights, 0)
-            return total + _dot(weights.astype(values_NxGxJxE.dtype), refs["values"][here, :])
+            return total + _dot(weights.astype(values_NxGxJxE.dtype), refs["values"][tile_slice, :])
 
         total = jnp.zeros((tile.rows, depth), jnp.float32)
         if entering is not None:
@@ -178,8 +178,8 @@ def score_derivatives(
         touched = (refs["first"][row, g, i] <= j) & (j < refs["stop"][row, g, i])
 
         def add(e: jax.Array, total: jax.Array) -> jax.Array:
-            here = pl.ds(pl.multiple_of(e * depth, depth), depth)
-            return total + _dot(refs["d_out"][:, here], refs["values"][:, here], transpose=True)
+            tile_slice = pl.ds(pl.multiple_of(e * depth, depth), depth)
+            return total + _dot(refs["d_out"][:, tile_slice], refs["values"][:, tile_slice], transpose=True)
 
         # No steps at all if no query sees a key.
         steps = touched.astype(jnp.int32) * (expanded // depth)
@@ -202,7 +202,7 @@ def score_derivatives(
 def entering_sums(
     backend: Backend, k_NxGxCxK: jax.Array, v_NxGxCxE: jax.Array, goes_on_BxG: jax.Array, *, reverse: bool = False
 ) -> jax.Array:
-    """Σ kᵀv of the chunks before each one; a chunk keeps the sum that entered it if its document continues after it.
+    """States Σ kᵀv that enter the chunks; a state passes through a chunk if its document continues after it.
 
     Args:
         backend: backend to run on.
@@ -232,8 +232,8 @@ def entering_sums(
             out_ref[g, :, :] = total.astype(out_ref.dtype)
 
             def add(c: jax.Array, total: jax.Array) -> jax.Array:
-                here = pl.ds(pl.multiple_of(c * tile.columns, tile.columns), tile.columns)
-                return total + _dot(refs["keys"][g, here, :].T, refs["values"][g, here, :])
+                tile_slice = pl.ds(pl.multiple_of(c * tile.columns, tile.columns), tile.columns)
+                return total + _dot(refs["keys"][g, tile_slice, :].T, refs["values"][g, tile_slice, :])
 
             kept = total * refs["goes_on"][row, g].astype(jnp.float32)
             return jax.lax.fori_loop(0, size // tile.columns, add, kept)
@@ -310,10 +310,10 @@ def _of_decays(
     return {"row_decay": (put(rows, 3), twice(of_rows)), "column_decay": (put(columns, 2), twice(of_columns))}
 
 
-def _passed(refs: dict, here: Any) -> jax.Array:
-    """Logarithms of what decays from each column, of those `here`, to each row; exact for near ones."""
+def _passed(refs: dict, tile_slice: Any) -> jax.Array:
+    """Logarithms of the decay from each column, of the slice, to each row; exact for near ones."""
     rows = Running(*(ref[...] for ref in refs["row_decay"]))
-    columns = Running(*(ref[:, here] for ref in refs["column_decay"]))
+    columns = Running(*(ref[:, tile_slice] for ref in refs["column_decay"]))
     return (rows.coarse - columns.coarse) + (rows.fine - columns.fine)
 
 
