@@ -113,19 +113,21 @@ def _jobs(study: Transfer, family: str, place: Place) -> list[Job]:
         make = lambda folder, stop, config=config, corpus=corpus: _pretrain(config, family, corpus, runs, stop)
         about = {"family": family, "pretraining": corpus}
         pretrained[corpus] = Job(name, about, _hash(config, study.data, corpus), make, kind=PRETRAINING)
-    failures = {corpus: _failure(place.lines(job)) for corpus, job in pretrained.items()}
+    parents = {corpus: place.lines(job) for corpus, job in pretrained.items()}
+    failures = {corpus: _failure(lines) for corpus, lines in parents.items()}
     for arm in study.arms:
         parent = pretrained.get(arm.corpus or "")
         config = study.of(family, arm, runs, study.tuned_share)
         known = _hash(config, study.data, study.tuning_steps, parent and parent.known)
         failure = failures.get(arm.corpus or "")
         make = lambda folder, stop, config=config, failure=failure: _tune(study, config, family, failure, folder, stop)
-        ready = parent is None or bool(place.lines(parent))
+        ready = arm.corpus is None or bool(parents[arm.corpus])
         about = {"model": family, "arm": arm.name}
         rates[arm.name] = Job(_word(family, arm.name), about, known, make, ready, RATES)
+    searched = {name: place.lines(job) for name, job in rates.items()}
     for share, seed, arm in itertools.product(study.shares, study.seeds, study.arms):
         config, rate = study.of(family, arm, runs, share, seed), rates[arm.name]
-        tuned = place.lines(rate)
+        tuned = searched[arm.name]
         about = {"family": family, "arm": arm.name, "share": share, "seed": seed}
         make = lambda folder, stop, config=config, tuned=tuned: _run(config, tuned, folder, stop)
         name = _word(family, arm.name, f"{share:g}", "seed", str(seed))
@@ -133,7 +135,7 @@ def _jobs(study: Transfer, family: str, place: Place) -> list[Job]:
     missing = {job.about["arm"] for job in (*rates.values(), *found) if not place.lines(job)}
     needed = {arm.corpus for arm in study.arms if arm.name in missing}
     for corpus, job in pretrained.items():
-        is_whole = bool(place.lines(job)) and not failures[corpus]
+        is_whole = bool(parents[corpus]) and not failures[corpus]
         gone = is_whole and not _parent(runs, family, corpus).exists()
         pretrained[corpus] = job._replace(is_lost=gone and corpus in needed)
     without = {arm.name for arm in study.arms if arm.corpus and pretrained[arm.corpus].is_lost}
