@@ -35,11 +35,11 @@ def _is_known(flag: str) -> bool:
     return False
 
 
-_given = os.environ.get("XLA_FLAGS", "")
-_flags = [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in _given and _is_known(flag)]
-os.environ["XLA_FLAGS"] = " ".join([_given, *_flags]).strip()
+_environment = os.environ.get("XLA_FLAGS", "")
+_flags = [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in _environment and _is_known(flag)]
+os.environ["XLA_FLAGS"] = " ".join([_environment, *_flags]).strip()
 
-# One a process and its children, and not the user's own: two that write the same entry would spoil it.
+# One per process with its children, and not the user's: two processes that write the same entry would corrupt it.
 _CACHE = pathlib.Path(__file__).parent / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
 
@@ -60,12 +60,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Nearly all the time of the matrix over the families is compilation. So `make test` compares each family with its
 # oracle and decodes it, and does the rest with those whose programs differ most; `make test-all` does all of it. A test
-# of what is no family's own is marked with its `representatives`, and `causal_alone` if `make test-all` alone has their
-# bidirectional forms. What is marked `every_family` is quick also for families that are much like another.
+# of shared code is marked with its `representatives`, and `causal_alone` if only `make test-all` runs their
+# bidirectional forms. A test marked `every_family` is also quick for families that are similar to another.
 def _is_quick(item: pytest.Item, family: str, causal: bool) -> bool:
     if few := item.get_closest_marker("representatives"):
         return family in few.args and (causal or not few.kwargs.get("causal_alone"))
-    row = FAMILIES.get(family)  # None: of no family alone, as a hybrid
+    row = FAMILIES.get(family)  # None: a hybrid
     if not causal and not (row and row.both_ways):
         return False
     return not (row and row.like) or bool(item.get_closest_marker("every_family") and causal)
@@ -73,7 +73,7 @@ def _is_quick(item: pytest.Item, family: str, causal: bool) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks what only `make test-all` runs of the families, and what shares compiled functions."""
+    """Marks the tests of families that only `make test-all` runs, and groups tests that share compiled functions."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         family = params.get("family")
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
 
 
-_seconds: collections.Counter[str] = collections.Counter()  # of CPU, of each family's own tests
+_seconds: collections.Counter[str] = collections.Counter()  # CPU seconds of each family's tests
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,8 +110,8 @@ def pytest_runtest_logreport(report):
 def pytest_terminal_summary(terminalreporter):
     """A family may cost `make test` 15 CPU seconds, and should cost 8."""
     if _seconds:
-        told = ", ".join(f"{family} {cost:.0f}" for family, cost in _seconds.most_common())
-        terminalreporter.write_line(f"CPU seconds of each family's own tests: {told}")
+        costs = ", ".join(f"{family} {cost:.0f}" for family, cost in _seconds.most_common())
+        terminalreporter.write_line(f"CPU seconds of each family's tests: {costs}")
 
 
 _LOG = logging.getLogger("flash_lm")
@@ -131,7 +131,7 @@ def _forget_compiled_functions():
 
 @pytest.fixture(autouse=True)
 def _the_log_as_it_was():
-    """A command sets the level of our log for its process, and a test may run one in its own."""
+    """Restores the level of our log, which a command that a test runs may have set."""
     before = _LOG.level
     yield
     _LOG.setLevel(before)

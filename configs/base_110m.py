@@ -2,7 +2,7 @@
 
     python -m flash_lm.train --config=configs/base_110m.py:mamba2
 
-The families of the papers' tables have files of their own as well, such as configs/transformer_plus_plus_base.py.
+The families of the papers' tables also have files, such as configs/transformer_plus_plus_base.py.
 """
 
 from ml_collections import ConfigDict
@@ -47,7 +47,7 @@ PRESETS = {
     "mega": {"model.family": "mega"},
     "conformer": {"model.family": "conformer"},
     "lite_transformer": {"model.family": "lite_transformer"},
-    # Hybrids. Of each four layers one has softmax attention and a GLU: what must be found exactly has a place.
+    # Hybrids. One layer in four has softmax attention and a GLU, for exact recall.
     "flash_hybrid": {
         "model.family": "flash",
         "model.pattern": ("flash", "flash", "flash", "transformer_plus_plus"),
@@ -63,7 +63,7 @@ PRESETS = {
     },
     # Between layers with a sliding window of 64 tokens: the state stays constant.
     "based_hybrid": {"model.family": "based", "model.pattern": ("longformer", "based"), "model.window.size": 64},
-    # Reformer's own pattern: three layers with a sliding window to one with hashes.
+    # The pattern of Reformer's paper: three layers with a sliding window for each LSH layer.
     "reformer_hybrid": {
         "model.family": "reformer",
         "model.pattern": ("longformer", "longformer", "longformer", "reformer"),

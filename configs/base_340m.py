@@ -40,7 +40,7 @@ def get_config(name: str) -> ConfigDict:
         dtype="bfloat16",
         remat="products",
     )
-    # A run reads a fortieth of it, so it is streamed, and never on disk as a whole.
+    # A run reads a fortieth of it, so it is streamed and never stored.
     config.data.update(
         corpus="hf", name="cerebras/SlimPajama-627B", streaming=True, vocab_size=32000, tokens_per_batch=2**19
     )

@@ -1,4 +1,4 @@
-"""A small model on the interpreter's own sources: about a minute on two cores.
+"""A small model on the sources of Python's standard library: about a minute on two cores.
 
     python -m flash_lm.train --config=configs/quickstart.py --config.model.family=flash_quad
 

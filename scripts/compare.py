@@ -50,13 +50,13 @@ def _samples(runs: Sequence[str], prompt: str) -> dict[str, str]:
     """How each run continues a text, or why it cannot."""
     import flash_lm  # noqa: PLC0415 (it loads JAX, which only samples need)
 
-    found = {}
+    continuations = {}
     for label, name in labels(runs).items():
         try:
-            found[label] = flash_lm.load(str(name)).generate(prompt, 100)
+            continuations[label] = flash_lm.load(str(name)).generate(prompt, 100)
         except InputError as error:
-            found[label] = f"none: {error}"
-    return found
+            continuations[label] = f"none: {error}"
+    return continuations
 
 
 if __name__ == "__main__":

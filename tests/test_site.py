@@ -20,9 +20,9 @@ LINES = [
 
 
 def test_a_cell_is_written_in_its_unit():
-    assert results.written("{ms/1000:.2f} s of `{family}`", LINES[0]) == "1.23 s of `a`"
-    assert results.written("{bytes/1e6:.1f}", LINES[2]) == ""
-    assert results.written("{none}", LINES[0]) == ""
+    assert results.format_cell("{ms/1000:.2f} s of `{family}`", LINES[0]) == "1.23 s of `a`"
+    assert results.format_cell("{bytes/1e6:.1f}", LINES[2]) == ""
+    assert results.format_cell("{none}", LINES[0]) == ""
 
 
 def test_a_table_has_one_row_per_line_or_one_column_per_value():
@@ -79,7 +79,7 @@ def test_each_study_has_a_page_with_its_name():
 
 
 def test_docstrings_become_restructuredtext():
-    found = docstrings.converted(["All `Array`s *must* be a_ thing:", "", "    x = `y`", "", "Args:", "    x: `y`."])
+    found = docstrings.to_rst(["All `Array`s *must* be a_ thing:", "", "    x = `y`", "", "Args:", "    x: `y`."])
     assert found == [
         "All ``Array``\\ s \\*must\\* be a\\_ thing:",
         "",

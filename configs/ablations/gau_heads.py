@@ -1,4 +1,4 @@
-"""One head or more in a gated attention unit; each scales and offsets the shared Z in its own way.
+"""One head or more in a gated attention unit; each has separate scale-offsets of the shared Z.
 
 python -m flash_lm.sweep --config=configs/ablations/gau_heads.py
 """

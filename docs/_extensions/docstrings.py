@@ -8,21 +8,21 @@ _CODE = re.compile(r"`([^`]+)`(?=(\w?))")
 _SIGNS = re.compile(r"([*|]|_(?!\w))")  # what reStructuredText would read as markup
 
 
-def converted(lines: list[str]) -> list[str]:
-    """The lines, with code marked, other markup escaped, and indented blocks as they are."""
-    found: list[str] = []
+def to_rst(lines: list[str]) -> list[str]:
+    """Converts plain text to reStructuredText: marks code, escapes other markup, keeps indented blocks as literals."""
+    converted: list[str] = []
     literal = False
     for i, line in enumerate(lines):
         indented = line.startswith("    ")
         if literal and (indented or not line):
-            found.append(line)
+            converted.append(line)
             continue
         literal = indented and i > 0 and not lines[i - 1]
         if literal:
-            found += ["::", "", line]
+            converted += ["::", "", line]
             continue
-        found.append(_text(line))
-    return found
+        converted.append(_text(line))
+    return converted
 
 
 def _text(line: str) -> str:
@@ -34,10 +34,10 @@ def _text(line: str) -> str:
 
 
 def _convert(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    lines[:] = converted(lines)
+    lines[:] = to_rst(lines)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Before napoleon, which reads the sections."""
+    """Connects the conversion, which must run before napoleon parses the sections."""
     app.connect("autodoc-process-docstring", _convert, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

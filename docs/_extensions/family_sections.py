@@ -1,7 +1,7 @@
 """`families.md`: a section for each row of the table of families, from docs/families/.
 
-`{family} flash` in a section is what the code says of that family: a table of facts and the picture of its visible
-pairs. Its content is the formula for the parameters of a layer.
+`{family} flash` in a section becomes a table of facts computed by the code, and the picture of the family's attention
+mask. Its content is the formula for the parameters of a layer.
 """
 
 import pathlib
@@ -26,8 +26,8 @@ _BIASES = {
 }
 
 
-def _positions(found: Facts) -> str:
-    config, keys = found.config, FAMILIES[found.config.family].reads()
+def _positions(facts: Facts) -> str:
+    config, keys = facts.config, FAMILIES[facts.config.family].reads()
     names = [_POSITIONS[config.absolute_positions], "rotary" if config.rotary else ""]
     of_biases = [name.removeprefix("model.") for name in sorted(keys) if name.endswith(".relative_bias")]
     names += [_BIASES.get(str(config.get(name)), "") for name in of_biases]
@@ -40,18 +40,18 @@ def _positions(found: Facts) -> str:
 def _keys(row: Family) -> str:
     sections = {kind for part in row.sublayers for kind in part.sections}
     names = [name for name, kind in keys.SECTIONS.items() if kind in sections]
-    return ", ".join(f"`{name}.*`" for name in names) or "no section of its own"
+    return ", ".join(f"`{name}.*`" for name in names) or "none beyond those that all families share"
 
 
-def _state(found: Facts) -> str:
-    if not found.state_bytes:
+def _state(facts: Facts) -> str:
+    if not facts.state_bytes:
         return "does not decode"
-    short, long = (f"{size / 1e6:,.2f} MB" for size in found.state_bytes.values())
-    return f"{short} after 1k tokens, {long} after 64k" if found.state_grows else f"{short} at any length"
+    short, long = (f"{size / 1e6:,.2f} MB" for size in facts.state_bytes.values())
+    return f"{short} after 1k tokens, {long} after 64k" if facts.state_grows else f"{short} at any length"
 
 
 class FamilyFacts(SphinxDirective):
-    """What the code says of a family, at the size of configs/flash_base.py."""
+    """Facts about a family that the code computes, at the size of configs/flash_base.py."""
 
     has_content = True
     required_arguments = 1
@@ -60,24 +60,24 @@ class FamilyFacts(SphinxDirective):
         """A list and a picture."""
         self.env.note_reread()  # the code may have changed where no file of the page has
         name = self.arguments[0]
-        found = base_facts(name)
-        flops = " and ".join(f"{found.flops[n] / 1e6:,.0f} million in rows of {n:,} tokens" for n in LENGTHS)
+        facts = base_facts(name)
+        flops = " and ".join(f"{facts.flops[n] / 1e6:,.0f} million at length {n:,}" for n in LENGTHS)
         lines = {
             "Name": f"`--config.model.family={name}`",
             "Paper": paper_link(name),
-            "One layer": ", then ".join(f"`{sublayer}`" for sublayer in found.sublayers)
+            "One layer": ", then ".join(f"`{sublayer}`" for sublayer in facts.sublayers)
             .replace("(", "` over `")
             .replace(")", ""),
-            "Positions": _positions(found),
-            "Parameters": f"{found.parameters / 1e6:.1f} million",
+            "Positions": _positions(facts),
+            "Parameters": f"{facts.parameters / 1e6:.1f} million",
             "Parameters of a layer": f"${self.content[0]}$",
-            "Decode state of a row": _state(found),
-            "Forward FLOPs a token": flops,
+            "Decode state per sequence": _state(facts),
+            "Forward FLOPs per token": flops,
             "Keys": _keys(FAMILIES[name]),
         }
         text = "\n".join(f"| {label} | {value} |" for label, value in lines.items() if value)
         head = "| | |\n|---|---|\n"
-        picture = f"![Which keys each query of {name} sees](families/pictures/{name}.svg)\n"
+        picture = f"![Attention mask of {name}: the keys that each query sees](families/pictures/{name}.svg)\n"
         return self.parse_text_to_nodes(f"{head}{text}\n\n{picture}")
 
 
@@ -91,7 +91,7 @@ def _with_sections(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Adds the directive, and fills in the page when it is read."""
+    """Registers the directive, and inserts the sections when the page is read."""
     app.add_directive("family", FamilyFacts)
     app.connect("source-read", _with_sections)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

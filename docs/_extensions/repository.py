@@ -40,7 +40,7 @@ def _as_a_page(app: Sphinx, name: str, source: list[str]) -> None:
         if not file.exists():
             return ""
         app.env.note_dependency(str(file), docname=name)
-        # The first heading is the page's own.
+        # The page has a heading already.
         text = re.sub(r"\A# .*\n", "", file.read_text(encoding="utf-8"))
         return with_site_links(text, str(pathlib.PurePosixPath(match[1]).parent))
 

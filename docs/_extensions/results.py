@@ -38,7 +38,7 @@ Line = dict[str, Any]
 
 
 def read(path: str, where: str = "") -> list[Line]:
-    """The lines of a file that have these values, such as batch=16, family=flash."""
+    """Reads the lines of a file that have these values, such as batch=16, family=flash."""
     lines = [json.loads(line) for line in (_ROOT / path).read_text(encoding="utf-8").splitlines()]
     for field, value in (part.strip().split("=") for part in where.split(",") if part):
         lines = [line for line in lines if str(line.get(field)) == value]
@@ -47,8 +47,8 @@ def read(path: str, where: str = "") -> list[Line]:
     return lines
 
 
-def written(form: str, line: Line) -> str:
-    """The form with its fields filled in; empty where the line lacks one."""
+def format_cell(form: str, line: Line) -> str:
+    """Fills the fields of a form; returns an empty text if the line lacks one."""
     if any(line.get(field) is None for field, _, _ in _FIELD.findall(form)):
         return ""
 
@@ -60,26 +60,26 @@ def written(form: str, line: Line) -> str:
 
 
 def table(lines: list[Line], columns: dict[str, str], across: str | None) -> list[list[str]]:
-    """Rows of cells, the headings first."""
+    """Returns rows of cells, the headings first."""
     if not across:
-        return [list(columns), *([written(form, line) for form in columns.values()] for line in lines)]
+        return [list(columns), *([format_cell(form, line) for form in columns.values()] for line in lines)]
     (heading, first), *others = ((name, form) for name, form in columns.items() if name != "*")
     values = list(dict.fromkeys(line[across] for line in lines))
     if not any(isinstance(value, str) for value in values):
         values.sort()  # as numbers, whatever the rows are sorted by
     rows: dict[str, dict[Any, Line]] = {}
     for line in lines:
-        rows.setdefault(written(first, line), {})[line[across]] = line
+        rows.setdefault(format_cell(first, line), {})[line[across]] = line
     cells = [[heading, *(f"{value:,}" if isinstance(value, int) else f"{value}" for value in values)]]
     cells[0] += [name for name, _ in others]
-    for name, found in rows.items():
-        own = [written(form, next(iter(found.values()))) for _, form in others]
-        cells.append([name, *(written(columns["*"], found.get(value, {})) for value in values), *own])
+    for name, by_value in rows.items():
+        last_cells = [format_cell(form, next(iter(by_value.values()))) for _, form in others]
+        cells.append([name, *(format_cell(columns["*"], by_value.get(value, {})) for value in values), *last_cells])
     return cells
 
 
 def _is_text(form: str, lines: list[Line]) -> bool:
-    """Whether a column's fields are words, which stand on the left."""
+    """Whether a column's fields are words, which are aligned to the left."""
     fields = [field for field, _, _ in _FIELD.findall(form)]
     return bool(fields) and all(isinstance(line.get(field, ""), str) for field in fields for line in lines)
 
@@ -97,7 +97,7 @@ class ResultsTable(SphinxDirective):
     option_spec = dict.fromkeys(("where", "across", "sort", "only"), directives.unchanged)
 
     def run(self) -> list[nodes.Node]:
-        """The table and its source."""
+        """Builds the table and the link to its file."""
         path, across = self.arguments[0], self.options.get("across")
         self.env.note_dependency(str(_ROOT / path))
         lines = read(path, self.options.get("where", ""))
@@ -112,7 +112,7 @@ class ResultsTable(SphinxDirective):
         forms = dict.fromkeys(head, "") | columns  # with `across`, a heading may be a value
         rule = [":--", *(":--" if _is_text(forms[name], lines) else "--:" for name in head[1:])]
         text = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
-        page = pathlib.Path(self.get_source_info()[0])  # a page that another one includes has links of its own
+        page = pathlib.Path(self.get_source_info()[0])  # of the included page, to which its links are relative
         target = pathlib.PurePosixPath(os.path.relpath(_ROOT / path, page.parent))
         source = f"Measured: [{path}]({target})."
         return self.parse_text_to_nodes(f"{text}\n\n{source}\n")
@@ -130,12 +130,12 @@ class Result(SphinxRole):
             raise ExtensionError(f"{len(lines)} lines of {path} have {where}")
         target = "/" + str(pathlib.PurePosixPath("..") / path)
         link = addnodes.download_reference("", "", reftarget=target, refdoc=self.env.docname, refexplicit=True)
-        link += nodes.inline("", written(form, lines[0]))
+        link += nodes.inline("", format_cell(form, lines[0]))
         return [link], []
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Adds the directive and the role."""
+    """Registers the directive and the role."""
     app.add_directive("results-table", ResultsTable)
     app.add_role("result", Result())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,8 +3,8 @@
 python docs/tools/draw_families.py [--families="flash performer" --out=docs/families/pictures]
 
 A row is a query, a column a key. Parameters are drawn many times, since relu² makes a score zero in half of the draws;
-a pair whose weight is zero in all of them is not seen. A family's page says in a comment with which of its own keys it
-is drawn, as <!-- picture: chunks.size=6 -->, and draws=1 if the tokens decide what they see.
+a pair whose weight is zero in all draws is not visible. A comment on the family's page sets keys for its picture,
+<!-- picture: chunks.size=6 -->, and draws=1 if the mask depends on the tokens.
 """
 
 import argparse
@@ -35,7 +35,7 @@ _SHAPE = {
     "init": "lecun",
     "scan_layers": False,
 }
-# What a pair is -> colour, legible on light and on dark ground.
+# Kind of a pair -> colour, legible on light and dark backgrounds.
 _COLOURS = {
     "seen": "#4a86c5",
     "local": "#4a86c5",
@@ -46,34 +46,35 @@ _COLOURS = {
 _CELL, _GAP, _TEXT = 7, 40, 16
 
 
-def _own_keys(family: str) -> dict[str, int]:
-    """What the family's page says of its picture."""
+def _picture_keys(family: str) -> dict[str, int]:
+    """Reads the keys for the picture from the comment on the family's page."""
     page = _FOLDER / f"{family}.md"
-    found = re.search(r"<!-- picture: (.*) -->", page.read_text(encoding="utf-8")) if page.exists() else None
-    return {key: int(value) for key, _, value in (word.partition("=") for word in found[1].split())} if found else {}
+    comment = re.search(r"<!-- picture: (.*) -->", page.read_text(encoding="utf-8")) if page.exists() else None
+    words = comment[1].split() if comment else []
+    return {key: int(value) for key, _, value in (word.partition("=") for word in words)}
 
 
 def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
-    """Pairs of tokens, L×L of bool, by how they are connected in a family's mixer."""
+    """Returns the visible pairs of tokens, L×L of bool, for each part of a family's attention."""
     config: Any = base.get_config().model
-    own = _own_keys(family)
-    draws = own.pop("draws", _DRAWS)
-    config.update_from_flattened_dict({**_SHAPE, **own, "family": family, "causal": causal})
+    keys = _picture_keys(family)
+    draws = keys.pop("draws", _DRAWS)
+    config.update_from_flattened_dict({**_SHAPE, **keys, "family": family, "causal": causal})
     graph, params, others = nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
     parts: list[str] = []
 
     def weights(key: jax.Array) -> list[jax.Array]:
-        keys = iter(jax.random.split(key, len(jax.tree.leaves(params))))
-        drawn = jax.tree.map(lambda x: x + _SPREAD * jax.random.normal(next(keys), x.shape), params)
+        random_keys = iter(jax.random.split(key, len(jax.tree.leaves(params))))
+        drawn = jax.tree.map(lambda x: x + _SPREAD * jax.random.normal(next(random_keys), x.shape), params)
         maps = attention_weights(nnx.merge(graph, drawn, others), jnp.arange(_LENGTH)[None])
         first = [one for one in maps if (one.layer, one.sublayer) == (0, FAMILIES[family].mixer)]
         parts[:] = [one.part for one in first]
         return [one.weights_BxHxLxL[0] for one in first]
 
     arrays = jax.jit(jax.vmap(weights))(jax.random.split(jax.random.key(0), draws))
-    found = {name: np.asarray(x).reshape(-1, _LENGTH, _LENGTH) for name, x in zip(parts, arrays, strict=True)}
-    biased = found.pop("exp(w)", None)
-    seen = {name: (x != 0).any(0) for name, x in found.items()}
+    weights_by_part = {name: np.asarray(x).reshape(-1, _LENGTH, _LENGTH) for name, x in zip(parts, arrays, strict=True)}
+    biased = weights_by_part.pop("exp(w)", None)
+    seen = {name: (x != 0).any(0) for name, x in weights_by_part.items()}
     if biased is None:
         return {"seen": seen["attention"]} if "attention" in seen else seen
     has_bias = seen["attention"] & (biased != 1).any(0)
@@ -81,16 +82,16 @@ def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
 
 
 def picture(family: str) -> str:
-    """An SVG with a square of pairs for each form of a family."""
+    """Draws an SVG with a square of pairs for each form of a family: causal, bidirectional."""
     squares, x, legend = [], 0, {}
     for form, causal in (("causal", True), ("bidirectional", False)):
         if form not in FAMILIES[family].serves:
             continue
-        found = {name: pairs for name, pairs in kinds(family, causal).items() if pairs.any()}
-        hidden = ~np.any(list(found.values()), axis=0)
+        visible = {name: pairs for name, pairs in kinds(family, causal).items() if pairs.any()}
+        hidden = ~np.any(list(visible.values()), axis=0)
         squares += [f'<text x="{x}" y="{_TEXT - 5}">{form}</text>']
-        squares += [_square(pairs, _COLOURS[name], x) for name, pairs in [*found.items(), ("not seen", hidden)]]
-        legend |= dict.fromkeys(found)
+        squares += [_square(pairs, _COLOURS[name], x) for name, pairs in [*visible.items(), ("not seen", hidden)]]
+        legend |= dict.fromkeys(visible)
         x += _LENGTH * _CELL + _GAP
     width, top = x - _GAP, _TEXT + _LENGTH * _CELL + 20
     for i, name in enumerate(legend):

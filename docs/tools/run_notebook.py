@@ -23,13 +23,13 @@ def execute(notebook: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         notebook: the file.
-        settings: in place of its own, by name.
+        settings: values that replace the notebook's, by name.
 
     Returns:
-        Its variables.
+        The notebook's variables.
 
     Raises:
-        InputError: it has no setting of such a name.
+        InputError: the notebook has no setting of such a name.
     """
     mpl.use("Agg")
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]

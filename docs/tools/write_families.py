@@ -38,13 +38,13 @@ def _megabytes(states: dict[int, int]) -> str:
 
 
 def mixers() -> str:
-    """One row per family: what its page says of its mixer, as <!-- mixer: mixes by | positions | state -->."""
-    text = ["| name | mixes by | positions inside | state of decoding |", "|---|---|---|---|"]
+    """One row per family, from the comment on its page: <!-- mixer: mixes by | positions | state -->."""
+    text = ["| name | mixes by | positions inside | decode state |", "|---|---|---|---|"]
     for name in FAMILIES:
         about = (_ROOT / "docs" / "families" / f"{name}.md").read_text(encoding="utf-8")
-        if not (found := re.search(r"<!-- mixer: (.*) -->", about)):
+        if not (comment := re.search(r"<!-- mixer: (.*) -->", about)):
             raise InputError(f"docs/families/{name}.md must have <!-- mixer: mixes by | positions | state -->")
-        text.append(f"| `{name}` | {found[1]} |")
+        text.append(f"| `{name}` | {comment[1]} |")
     return "\n".join(text)
 
 

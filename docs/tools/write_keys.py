@@ -18,32 +18,32 @@ from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 _PAGE = pathlib.Path(__file__).parents[1] / "keys.md"
 _HEAD = """# Keys
 
-Which keys are there, and what do they default to?
+All config keys with their defaults.
 
-`--config.KEY=VALUE` sets a key on the command line. An open key is filled in as its line says. A key that a family does
-not read changes nothing for it, and a command that sets one says so. This page is written by `docs/tools/write_keys.py`
-from the declarations in the code.
+`--config.KEY=VALUE` sets a key on the command line. An open key has no fixed default: its description says how it
+is filled in. A key that a family ignores has no effect, and commands warn if you set one. `docs/tools/write_keys.py` writes
+this page from the declarations in the code.
 """
 
 
 def readers() -> dict[str, list[str]]:
-    """For each key that not all rows read: the rows that read it."""
-    found: dict[str, list[str]] = {}
+    """Maps each key that not all rows read to the rows that read it."""
+    readers_by_key: dict[str, list[str]] = {}
     for family, row in FAMILIES.items():
         for name in row.reads():
-            found.setdefault(name, []).append(family)
+            readers_by_key.setdefault(name, []).append(family)
     others = [(name, row) for table in (HEADS, TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
     for name, kind in ((name, kind) for name, row in others for kind in row.sections):
         for key in names_of(kind):
-            found.setdefault(key, []).append(name)
+            readers_by_key.setdefault(key, []).append(name)
     for name, kind in ((name, SECTIONS[one]) for name, row in TASKS.items() for one in row.of_model):
         for key in names_of(kind):
-            found.setdefault(key, []).append(name)
-    return found
+            readers_by_key.setdefault(key, []).append(name)
+    return readers_by_key
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the page."""
     who, text = readers(), [_HEAD]
     for group, keys in itertools.groupby(all_keys(Config), lambda one: one.name.rpartition(".")[0]):
         about = (SECTIONS[group].__doc__ or "").strip().splitlines()[0] if group in SECTIONS else ""
