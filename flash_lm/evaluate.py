@@ -14,19 +14,19 @@ def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.evaluate", description=main.__doc__)
     add_run_flags(parser)
-    parser.add_argument("--split", default="test", help="train, validation, test or whole (all of it)")
-    parser.add_argument("--lengths", default="", help="row lengths, such as 512,1024; default: the run's own")
+    parser.add_argument("--split", default="test", help="train, validation, test or whole (the full corpus)")
+    parser.add_argument("--lengths", default="", help="sequence lengths, such as 512,1024; default: the run's")
     parser.add_argument(
-        "--carry", action="store_true", help="score whole documents, each row with the state of the rows before"
+        "--carry", action="store_true", help="score documents with the state carried from sequence to sequence"
     )
-    parser.add_argument("--first", type=positive, help="with --carry: tokens of each document to score, in whole rows")
+    parser.add_argument("--first", type=positive, help="with --carry: tokens per document to score, in full sequences")
     parser.add_argument(
         "--slices",
-        help="score slices by themselves, such as all,recall: recall (what the row itself must have said), positions "
-        "(how much of the row stands before), parts (made data, mixtures), and all targets",
+        help="score subsets of the targets, such as all,recall: recall (predictable only from earlier in the "
+        "sequence), positions (by number of preceding tokens), parts (synthetic data, mixtures), and all targets",
     )
     parser.add_argument(
-        "--rare", type=positive, help="with --slices=recall: how often at most a rare pair of tokens stands in training"
+        "--rare", type=positive, help="with --slices=recall: largest training count of a rare pair of tokens"
     )
     parser.add_argument(
         "--out",
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> None:
                 f"{what}: accuracy {result['accuracy']:.2%} (95 %: {result['accuracy_low']:.2%} to "
                 f"{result['accuracy_high']:.2%}), macro F1 {result['macro_f1']:.3f} ({result['macro_f1_low']:.3f} to "
                 f"{result['macro_f1_high']:.3f}), Matthews {result['matthews']:.3f} ({result['matthews_low']:.3f} to "
-                f"{result['matthews_high']:.3f}), loss {result['loss']:.3f}, over {result['tokens']:.0f} rows; the "
-                f"most frequent label is {result['majority']:.2%} of them"
-                + (f", and {result['cut']:.1%} are cut at their end" if result["cut"] else "")
+                f"{result['matthews_high']:.3f}), loss {result['loss']:.3f}, over {result['tokens']:.0f} examples; "
+                f"the most frequent label is {result['majority']:.2%} of them"
+                + (f", and {result['cut']:.1%} are truncated" if result["cut"] else "")
             )
             continue
         word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> None:
         for span in result.get("by_position", ()):
             print(
                 f"  positions {span['from']} to {span['to'] - 1}: perplexity {span['perplexity']:.3f}, "
-                f"{span['perplexity_alone']:.3f} in rows by themselves, over {span['tokens']:.0f} tokens"
+                f"{span['perplexity_alone']:.3f} in independent sequences, over {span['tokens']:.0f} tokens"
             )
     append_jsonl(out, results)
 

@@ -18,7 +18,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument(
         "--include", default="configs/harness", type=local_path, help="folder of YAML files; default: %(default)s"
     )
-    parser.add_argument("--published", action="store_true", help="also know the tasks of the harness itself (network)")
+    parser.add_argument("--published", action="store_true", help="also the tasks that the harness publishes (network)")
     parser.add_argument("--shots", type=int, help="examples before each question; default: as the task says")
     parser.add_argument("--limit", type=positive, help="only the first questions of each task")
     parser.add_argument("--out", type=local_path, help="a JSONL file; default: harness.jsonl in the run's folder")

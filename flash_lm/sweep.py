@@ -28,7 +28,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--tune", metavar="KEY", help="find the best value of a key, such as train.learning_rate")
     parser.add_argument("--budget", type=count, metavar="TOKENS", help="of the longest runs of --tune, such as 2M")
     parser.add_argument("--split", default="validation", choices=("validation", "test"), help="the split to score")
-    parser.add_argument("--lengths", default="", help="row lengths to score, such as 512,1024; default: as trained")
+    parser.add_argument("--lengths", default="", help="lengths to score, such as 512,1024; default: as trained")
     add_cache_flag(parser)
     return parser
 

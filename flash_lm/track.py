@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
 def _folder(word: str) -> RunName:
     name = run_name(word)
     if name.suffix:
-        raise InputError(f"{word} names a checkpoint, and the metrics are of the whole run: leave {name.suffix} out")
+        raise InputError(f"{word} names a checkpoint, and the metrics are of the full run: leave {name.suffix} out")
     return name
 
 

@@ -20,7 +20,7 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     search = BeamSearch()
     parser.add_argument("--split", default="test", help="train, validation or test; default: test")
-    parser.add_argument("--first", type=positive, help="only so many pairs; default: all")
+    parser.add_argument("--first", type=positive, help="number of pairs; default: all")
     parser.add_argument("--beams", type=int, default=search.beams, help="1: greedy decoding; default: %(default)s")
     parser.add_argument(
         "--length_penalty",
@@ -28,9 +28,9 @@ def flags() -> argparse.ArgumentParser:
         default=search.length_penalty,
         help="0 ranks answers by probability, more prefers longer ones; default: %(default)s",
     )
-    parser.add_argument("--max_tokens", type=positive, help="of an answer; default: as many as a row of training has")
+    parser.add_argument("--max_tokens", type=positive, help="of an answer; default: the sequence length of training")
     parser.add_argument(
-        "--tokenize", default="13a", choices=_TOKENIZERS, help="how BLEU cuts texts into words; default: %(default)s"
+        "--tokenize", default="13a", choices=_TOKENIZERS, help="how BLEU splits texts into words; default: %(default)s"
     )
     parser.add_argument("--answers", type=local_path, help="a JSONL file for pairs and answers")
     parser.add_argument("--out", type=local_path, help="a JSONL file; default: bleu.jsonl in the run's folder")

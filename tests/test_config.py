@@ -87,7 +87,7 @@ def test_lists_of_a_command_take_commas_or_blanks():
     for text in ("8,1,1 1,2,4", "8 1 1 1 2 4", "8,1,1,1,2,4"):
         assert mesh_shapes(text, "--shapes") == [(8, 1, 1), (1, 2, 4)]
     for text in ("", "8,1", "a b c", "1.5,1,1"):
-        with pytest.raises(InputError, match=f"--mesh={text} must be three whole numbers"):
+        with pytest.raises(InputError, match=f"--mesh={text} must be three integers"):
             mesh_shapes(text, "--mesh")
     assert whole_numbers("512 1024") == whole_numbers("512,1024") == [512, 1024]
     grids = [grid_runs(get_config(), [f"model.chunks.size=64{sign}128", "mesh.shape=(1,1,8)"])[0] for sign in ", "]

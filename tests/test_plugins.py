@@ -300,7 +300,7 @@ def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit(0)", "SystemExit: 0"),
-        ("import flash_lm\nflash_lm.register_family('flash', None)", "model.family=flash is a row of flash_lm"),
+        ("import flash_lm\nflash_lm.register_family('flash', None)", "model.family=flash is a name of flash_lm"),
         (
             "from flash_lm.config.keys import section\nsection('model.gau')(type('Mine', (), {}))",
             "already has a section model.gau: choose",

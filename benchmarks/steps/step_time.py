@@ -156,7 +156,7 @@ def main(argv: list[str]) -> None:
         "--lengths", default="512 1024 2048 4096 8192", help="row lengths, separated by spaces or commas"
     )
     parser.add_argument("--tokens_per_step", type=int, default=8192)
-    parser.add_argument("--task", default="causal_lm", help="a row of the table of tasks")
+    parser.add_argument("--task", default="causal_lm", help="name of a task")
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)

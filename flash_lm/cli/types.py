@@ -20,7 +20,7 @@ def local_path(word: str) -> pathlib.Path:
 def positive(word: str) -> int:
     """Parses a positive integer: a type for argparse."""
     if not (word.isdecimal() and int(word)):
-        raise argparse.ArgumentTypeError(f"{word} must be a positive whole number")
+        raise argparse.ArgumentTypeError(f"{word} must be a positive integer")
     return int(word)
 
 
@@ -53,7 +53,7 @@ def mesh_shapes(text: str, flag: str) -> list[tuple[int, ...]]:
     """
     words = words_of(text)
     if not words or len(words) % 3 or not all(re.fullmatch(r"-?\d+", word) for word in words):
-        raise InputError(f"{flag}={text} must be three whole numbers per mesh, such as 1,2,4")
+        raise InputError(f"{flag}={text} must be three integers per mesh, such as 1,2,4")
     numbers = tuple(int(word) for word in words)
     return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
 
@@ -71,5 +71,5 @@ def whole_numbers(words: str, flag: str = "") -> list[int]:
     numbers = words_of(words)
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
         argument = f"{flag}={words}" if flag else repr(words)
-        raise InputError(f"{argument} must be positive whole numbers, such as 512,2048")
+        raise InputError(f"{argument} must be positive integers, such as 512,2048")
     return [int(number) for number in numbers]

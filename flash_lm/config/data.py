@@ -22,7 +22,7 @@ def _mixture_pairs(pairs: tuple) -> str | None:
 class DataConfig(Group, name="data"):
     """The keys of `config.data`: corpus, tokenizer, packing and batch."""
 
-    corpus: str = key("stdlib", "a row of the table of corpora", CORPORA.rule)
+    corpus: str = key("stdlib", "name of a corpus", CORPORA.rule)
     path: str = key(
         None,
         "text: a file, a glob or a folder of .txt files; hf: a folder, file or glob of parquet, arrow or json; "
@@ -30,7 +30,7 @@ class DataConfig(Group, name="data"):
     )
     mixture: tuple = key(
         (),
-        "text and hf: several places with the share of rows from each, in place of data.path, such as "
+        "text and hf: several corpora with the share of sequences from each, instead of data.path, such as "
         "(('books/', 0.7), ('wiki/', 0.3)); shares may be any positive numbers",
         _mixture_pairs,
     )
@@ -38,7 +38,7 @@ class DataConfig(Group, name="data"):
     config: str = key(None, "hf: one of the configs of that data set; open: its only one")
     split: str = key(
         "train",
-        "hf: the split to train on; validation and test are the data set's own, or else held out of this one",
+        "hf: the split to train on; validation and test are the data set's, or else held out of this one",
     )
     text_column: str = key("text", "hf: the column that has the text")
     label_column: str = key(None, "hf: the column that has a label for each text, for task=classify; open: none")
@@ -53,7 +53,7 @@ class DataConfig(Group, name="data"):
         "larger",
         lambda x: None if 0 < x <= 1 else "more than 0 and at most 1",
     )
-    streaming: bool = key(False, "hf: read while training, without saving the training split on disk")
+    streaming: bool = key(False, "hf: read during training, without storing the training split on disk")
     shuffle_buffer: int = key(
         None,
         "of a stream: millions of characters whose documents are shuffled together; 0: no shuffling; open: 64",

@@ -35,8 +35,8 @@ def _modules(names: tuple) -> str | None:
 class Config:
     """The validated config of an experiment. Only `model` may still have open keys, which its family fills in."""
 
-    plugins: tuple = key((), "modules of your own, which add rows to the tables; docs/extend.md", _modules)
-    task: str = key("causal_lm", "a row of the table of tasks", TASKS.rule)
+    plugins: tuple = key((), "your modules, which register families, tasks and so on; docs/extend.md", _modules)
+    task: str = key("causal_lm", "name of a task", TASKS.rule)
     seed: int = key(0, "seed of parameters, data order and dropout", at_least(0))
     model: ModelConfig
     data: DataConfig
@@ -81,18 +81,14 @@ class Config:
         if self.train.carry_state and self.model.kernels == "pallas":
             sentences.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")
         if self.train.carry_state and self.data.streaming:
-            sentences.append(
-                "train.carry_state=True needs data.streaming=False: it reads documents in an order of its own"
-            )
+            sentences.append("train.carry_state=True needs data.streaming=False: it needs documents in order")
         if self.train.carry_state and self.data.mixture:
-            sentences.append(
-                "train.carry_state=True reads whole documents in an order of its own: leave data.mixture out"
-            )
+            sentences.append("train.carry_state=True reads documents in order: leave data.mixture out")
         # Sizes: rows against positions, tokens against steps, the batch against microbatches.
         if self.data.length > self.model.max_length:
             sentences.append(
                 f"data.length={self.data.length} is greater than model.max_length={self.model.max_length}: "
-                f"set --config.model.max_length={self.data.length} or shorten the rows"
+                f"set --config.model.max_length={self.data.length} or shorten the sequences"
             )
         needed = steps_of(self.train.tokens, self.data.tokens_per_batch)
         if self.train.tokens and self.train.steps != needed:
@@ -102,8 +98,8 @@ class Config:
             )
         if self.data.batch_size and self.data.batch_size % self.train.accumulate:
             sentences.append(
-                f"the batch of {self.data.batch_size} rows (data.tokens_per_batch / data.length) cannot be split into "
-                f"train.accumulate={self.train.accumulate} microbatches"
+                f"the batch of {self.data.batch_size} sequences (data.tokens_per_batch / data.length) cannot be split "
+                f"into train.accumulate={self.train.accumulate} microbatches"
             )
         return sentences
 

@@ -11,7 +11,7 @@ _MOST_TAPS = 64  # of a short convolution, each of which is a copy of the input
 
 def _families(names: tuple) -> str | None:
     good = all(isinstance(name, str) and name in FAMILIES for name in names)
-    return None if good else f"a tuple of rows of the table of families: {', '.join(FAMILIES)}"
+    return None if good else f"a tuple of names of families: {', '.join(FAMILIES)}"
 
 
 def _taps(x: int) -> str | None:
@@ -27,7 +27,7 @@ def _normalizer(x: str) -> str | None:
 class ModelConfig(Group, name="model"):
     """The keys that every family shares. families/family.py fills in the open ones."""
 
-    family: str = key("flash", "a row of the table of families", FAMILIES.rule)
+    family: str = key("flash", "name of a family", FAMILIES.rule)
     pattern: tuple = key(
         (),
         "families of the layers, repeated in turn, such as flash,flash,transformer_plus_plus; everything else is as "
@@ -41,7 +41,7 @@ class ModelConfig(Group, name="model"):
     num_heads: int = key(4, "H; for GAUs see model.gau.heads", at_least(1))
     num_kv_heads: int = key(
         None,
-        "heads of keys and values, each shared by H / num_kv_heads heads of queries (softmax over all pairs); open: H",
+        "heads of keys and values, each shared by H / num_kv_heads query heads (softmax over all pairs); open: H",
         at_least(1),
     )
     mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
@@ -51,8 +51,8 @@ class ModelConfig(Group, name="model"):
     tie_embeddings: bool = key(True, "one table for input and output embeddings")
     head: str = key(
         None,
-        "a row of the table of heads: softmax, logistics (a mixture over the values of a byte, for images), or classes "
-        "(a label for a row); open: from the task",
+        "name of a head: softmax, logistics (a mixture over the values of a byte, for images), or classes (a label per "
+        "sequence); open: from the task",
         HEADS.rule,
     )
     init: str = key(
@@ -60,14 +60,15 @@ class ModelConfig(Group, name="model"):
     )
     scale_init: str = key(
         "normal",
-        "what γ of a gated unit's queries and keys starts with: normal (standard deviation 0.02), or as_init (1 with "
+        "initialisation of γ of a gated unit's queries and keys: normal (standard deviation 0.02), or as_init (1 with "
         "init=lecun, where queries and keys start equal)",
         one_of("normal", "as_init"),
     )
     residual_init: str = key(
         None,
-        "what the last map of each sublayer starts with: as_init, or depth (by 1 / sqrt(2 num_layers), as in GPT-2); "
-        "Mega's gated sublayers have no such map; open: as_init for a gated unit that adds little at first, else depth",
+        "initialisation of the output projection of each sublayer: as_init, or depth (by 1 / sqrt(2 num_layers), as in "
+        "GPT-2); Mega's sublayers gate their residual and ignore it; open: as_init for a gated unit whose output "
+        "is small at initialisation, else depth",
         one_of("as_init", "depth"),
     )
     norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))

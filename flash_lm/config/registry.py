@@ -55,7 +55,7 @@ class Table(Rows[Row]):
             InputError: the package has a row with this name.
         """
         if name in (self.registered if self._ours is None else self._ours):
-            raise InputError(f"{self.key}={name} is a row of flash_lm: choose another name")
+            raise InputError(f"{self.key}={name} is a name of flash_lm: choose another one")
         self.registered[name] = row
 
     def seal(self) -> None:

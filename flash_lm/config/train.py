@@ -29,10 +29,10 @@ class TrainConfig(Group, name="train"):
     steps: int = key(None, "updates; open: as many as train.tokens needs, or 300", at_least(1))
     tokens: int = key(
         None,
-        "tokens of the rows to train on, in place of train.steps, rounded up to whole steps; open: train.steps",
+        "tokens to train on, instead of train.steps, rounded up to full steps; open: train.steps",
         lambda x: None if x >= 1 else "1 or more",
     )
-    optimizer: str = key("adamw", "a row of the table of optimizers", OPTIMIZERS.rule)
+    optimizer: str = key("adamw", "name of an optimizer", OPTIMIZERS.rule)
     learning_rate: float = key(3e-3, "peak", above(0))
     end_learning_rate: float = key(0.0, "final rate of linear, cosine and sqrt, after the last step", at_least(0))
     warmup_steps: int = key(None, "open: a tenth of the steps", at_least(0))
@@ -43,7 +43,7 @@ class TrainConfig(Group, name="train"):
     )
     decay_steps: int = key(
         None,
-        "linear, cosine and sqrt: the number of last steps that decay, after a constant rate; open: all of them",
+        "linear, cosine and sqrt: number of final steps with decay, after a constant rate; open: all steps",
         at_least(1),
     )
     boundaries: tuple = key((), "step: the steps at which the rate drops to a tenth", _boundaries)
@@ -60,41 +60,41 @@ class TrainConfig(Group, name="train"):
     clip: float = key(1.0, "largest norm of the gradient; 0 = off", at_least(0))
     clip_mode: str = key(
         "global",
-        "global (the norm over all parameters) or parameter (each parameter of each layer by itself)",
+        "global (the norm over all parameters) or parameter (each parameter of each layer separately)",
         one_of("global", "parameter"),
     )
     label_smoothing: float = key(
         0.0,
-        "share of a target's probability that is spread over all words, of the softmax head; it is logged apart from "
-        "the loss; 0 = off",
+        "softmax head: share of a target's probability that is spread over the vocabulary; its term is logged "
+        "separately from the loss; 0 = off",
         fraction,
     )
     z_loss: float = key(0.0, "weight of log² Z of the softmax head in the loss; 0 = off", at_least(0))
     ema: float = key(
         0.0,
-        "decay of an average of the parameters that is kept, evaluated and saved beside them; at most (1 + step) / "
-        "(10 + step) in a step; 0 = off",
+        "decay of an exponential moving average of the parameters, which is evaluated and saved, too; at most "
+        "(1 + step) / (10 + step) in a step; 0 = off",
         fraction,
     )
     accumulate: int = key(1, "microbatches per step", at_least(1))
     carry_state: bool = key(
         False,
-        "whole documents in order: a row continues the row at its place in the batch before, with that row's decode "
-        "state and without a gradient into it; data.pack is then for scores of rows by themselves",
+        "read documents in order: a sequence continues the one at its index in the previous batch, from its decode "
+        "state and without a gradient into it; data.pack then applies only to scores of independent sequences",
     )
     on_nonfinite: str = key(
         "stop",
-        "stop or skip: what happens at a step whose loss or gradient is not finite",
+        "stop or skip: what to do at a step whose loss or gradient is not finite",
         one_of("stop", "skip"),
     )
-    loss_chunk: int = key(1024, "tokens whose logits exist at the same time on a device", at_least(1))
+    loss_chunk: int = key(1024, "tokens per device whose logits exist at the same time", at_least(1))
     log_every: int = key(10, "steps", at_least(1))
     log_groups: bool = key(False, "log the gradient's norm for each group of parameters, such as layers/sublayer_0")
     eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
     eval_steps: int = key(
         0,
-        "batches of data.tokens_per_batch in an evaluation during training, spread over the split; train.accumulate "
-        "does not change which text it is; 0 = all",
+        "batches of data.tokens_per_batch tokens per evaluation during training, spread over the split; "
+        "train.accumulate does not change which text is read; 0 = all",
         at_least(0),
     )
     stop_accuracy: float = key(
@@ -124,7 +124,7 @@ class TrainConfig(Group, name="train"):
         """Sentences on keys that do not go together."""
         sentences = []
         if self.init_from and self.branch_from:
-            sentences.append("train.init_from loads parameters, train.branch_from the whole state: give one of them")
+            sentences.append("train.init_from loads parameters, train.branch_from the complete state: give one of them")
         # The schedule must fit into the steps.
         if self.warmup_steps >= self.steps and self.schedule != "constant":
             sentences.append(

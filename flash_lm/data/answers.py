@@ -40,7 +40,7 @@ class Answers:
         if not config.data.packed:
             return []
         return [
-            f"model.family={name} cannot separate the documents of a row: data.pack={config.data.pack} must be stream"
+            f"model.family={name} cannot separate packed documents: data.pack={config.data.pack} must be stream"
             for name in dict.fromkeys(config.model.families)
             if "packed" not in FAMILIES[name].serves
         ]

@@ -160,7 +160,7 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
         begin, end = (_usual(content, names) for names in _USUAL.values())
     if end is None:
         raise InputError(
-            f"{folder} has no end-of-text token: name it as eos_token in a tokenizer_config.json beside tokenizer.json"
+            f"{folder} has no end-of-text token: name it as eos_token in a tokenizer_config.json next to tokenizer.json"
         )
     # Some use the same token for begin- and end-of-text.
     return HuggingFaceTokenizer.of(content, end if begin is None else begin, end)

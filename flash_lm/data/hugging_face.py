@@ -358,7 +358,7 @@ def _check_columns(config: DataConfig, split: str, first: FirstRow) -> None:
             # In CSV one empty cell turns whole numbers into fractions.
             holes = ", without empty cells" if str(getattr(labels, "dtype", "")).startswith("float") else ""
             raise InputError(
-                f"no column {config.label_column} of labels (whole numbers, text or truth values{holes}) in the "
+                f"no column {config.label_column} of labels (integers, text or booleans{holes}) in the "
                 f"{split} split of the data set: --config.data.label_column is one of {', '.join(kinds)}"
             )
 

@@ -28,7 +28,7 @@ from flash_lm.ops.visibility import Sight
 class SpanOptions:
     """Options of the adaptive attention span."""
 
-    limit: int = key(1024, "largest number of tokens that a head sees, itself included", at_least(1))
+    limit: int = key(1024, "largest span in tokens, including the query", at_least(1))
     ramp: int = key(32, "R, tokens beyond the span over which weights fall to zero", at_least(1))
     penalty: float = key(2e-6, "λ: a layer adds λ times the mean span of its heads to the loss, nats", at_least(0))
     init: float = key(0.0, "z of each head at the start, tokens", at_least(0))

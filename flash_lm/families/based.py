@@ -20,7 +20,7 @@ class BasedOptions:
     """Options of attention with Taylor features."""
 
     feature_dim: int = key(
-        16, "K, width of a head's queries and keys; it has 1 + K + K (K + 1) / 2 features", at_least(1)
+        16, "K, width of a head's queries and keys; a head has 1 + K + K (K + 1) / 2 features", at_least(1)
     )
 
 

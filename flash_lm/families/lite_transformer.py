@@ -30,7 +30,7 @@ def _inside(share: float) -> str | None:
 
 def _kernels(kernels: tuple) -> str | None:
     good = kernels and all(isinstance(taps, int) and taps > 0 for taps in kernels)
-    return None if good else "a tuple of positive whole numbers, such as (3, 7, 15, 31)"
+    return None if good else "a tuple of positive integers, such as (3, 7, 15, 31)"
 
 
 @section("model.lite")

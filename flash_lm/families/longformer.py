@@ -40,7 +40,7 @@ from flash_lm.ops.visibility import Sight
 
 def _dilations(gaps: tuple) -> str | None:
     good = gaps and all(isinstance(gap, int) and gap > 0 for gap in gaps)
-    return None if good else "a tuple of positive whole numbers, such as (1, 1, 2, 4)"
+    return None if good else "a tuple of positive integers, such as (1, 1, 2, 4)"
 
 
 @section("model.window")

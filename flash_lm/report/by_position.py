@@ -37,7 +37,7 @@ def plot_by_position(lines: Sequence[Line], path: pathlib.Path) -> None:
                 middles = [(span["from"] + span["to"]) / 2 for span in spans]
                 look = style(i) | {"markersize": 4}
                 axes.plot(middles, [span["perplexity"] for span in spans], label=line["run"], **look)
-                alone = look | {"marker": None, "alpha": 0.4, "label": f"{line['run']}, rows by themselves"}
+                alone = look | {"marker": None, "alpha": 0.4, "label": f"{line['run']}, independent sequences"}
                 axes.plot(middles, [span["perplexity_alone"] for span in spans], **alone)
             axes.set_xscale("log", base=2)
             axes.set_title(family)

@@ -106,7 +106,7 @@ def _groups(results: list[Line]) -> Callable[[Line], Group]:
 
 def _title(group: Group) -> str:
     text, task, length = group
-    return f"{text}, {task}, rows of {length} tokens"
+    return f"{text}, {task}, sequence length {length}"
 
 
 def _rank(result: Line) -> float:

@@ -9,11 +9,11 @@ from flash_lm.runs.jsonl import Line
 _AXES = {
     "step": "steps",
     "train_seconds": "training seconds (without compilation, evaluation and saving)",
-    "rated_seconds": "training seconds at the rate of steps that were timed side by side",
+    "rated_seconds": "training seconds at step times that were measured side by side",
 }
 # key of a validation line -> its label, its scale, its format on the axis and beside a run's name
 _QUALITIES = {
-    "perplexity": ("validation perplexity a token", "log", "{x:g}", "{:.1f}"),
+    "perplexity": ("validation perplexity per token", "log", "{x:g}", "{:.1f}"),
     "accuracy": ("validation accuracy of the tokens to be predicted", "linear", "{x:.0%}", "{:.1%}"),
 }
 
@@ -66,4 +66,4 @@ def _scored_on(curves: dict[str, list[Line]]) -> str:
     counts = sorted({line["tokens"] for lines in curves.values() for line in lines if "tokens" in line})
     if not counts:
         return ""
-    return f", {' to '.join(f'{x:,.0f}' for x in dict.fromkeys((counts[0], counts[-1])))} tokens a point"
+    return f", {' to '.join(f'{x:,.0f}' for x in dict.fromkeys((counts[0], counts[-1])))} tokens per point"

@@ -13,12 +13,12 @@ RUNS: Columns = {
     "steps": ("step", "{:,}"),
     "perplexity": ("perplexity", "{:.2f}"),
     "accuracy": ("accuracy", "{:.1%}"),
-    "bits a byte": ("bits_per_byte", "{:.3f}"),
-    "ms a step": ("train_step_ms", "{:.0f}"),
+    "bits per byte": ("bits_per_byte", "{:.3f}"),
+    "ms per step": ("train_step_ms", "{:.0f}"),
     "tokens/s": ("train_tokens_per_second", "{:,.0f}"),
     "training s": ("train_seconds", "{:.0f}"),
 }
-# Of models that predict a label for a row.
+# Columns for models that predict a label per sequence.
 LABELLED: Columns = {
     **{heading: RUNS[heading] for heading in ("run", "family", "parameters", "steps", "accuracy")},
     "95 % from": ("accuracy_low", "{:.1%}"),
@@ -27,7 +27,7 @@ LABELLED: Columns = {
     "Matthews": ("matthews", "{:.3f}"),
     "most frequent label": ("majority", "{:.1%}"),
     "cut": ("cut", "{:.0%}"),
-    **{heading: RUNS[heading] for heading in ("ms a step", "tokens/s", "training s")},
+    **{heading: RUNS[heading] for heading in ("ms per step", "tokens/s", "training s")},
 }
 
 

@@ -76,5 +76,5 @@ def _plot(lines: list[Line], best: list[Line], path: pathlib.Path) -> None:
             axes.set_xscale("log", base=10)
             axes.set_title(chosen["model"], fontsize="medium")
             axes.set_xlabel(chosen["key"])
-            axes.set_ylabel("validation loss, nats a token")
+            axes.set_ylabel("validation loss, nats per token")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)

@@ -89,9 +89,9 @@ def test_parts_follow_each_other():
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"train": ((16, 5, 1),)}, "data.mqar.train=.* must be a tuple of .tokens, pairs, rows."),
+        ({"train": ((16, 5, 1),)}, "data.mqar.train=.* must be a tuple of .tokens, pairs, examples."),
         ({"test": ()}, "data.mqar.test=.* must be a tuple"),
-        ({"train": ((17, 2, 1),)}, "even rows"),
+        ({"train": ((17, 2, 1),)}, "even lengths"),
         ({"words": 16, "train": ((64, 8, 1),)}, "data.mqar.words=16 has too few keys for 64 pairs"),
     ],
 )

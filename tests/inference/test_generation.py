@@ -311,9 +311,9 @@ BAD_ARGUMENTS = {
     "--prompt=the --beams=0 --samples=1": "beams=0 must be from 1 to 256",
     "--prompt=the --length_penalty=1": "--length_penalty is of a beam search: set --beams, too",
     "--prompt=the --samples=0": "--samples=0 must be 1 or more",
-    "--prompt=the --mesh=2,2": "--mesh=2,2 must be three whole numbers",
+    "--prompt=the --mesh=2,2": "--mesh=2,2 must be three integers",
     "--prompt=the --mesh=1,1,8": "does not divide a dimension of 260 of embedding: choose another mesh shape",
-    "--prompt=the --mesh=a": "--mesh=a must be three whole numbers",
+    "--prompt=the --mesh=a": "--mesh=a must be three integers",
 }
 
 

@@ -106,8 +106,8 @@ def test_both_parts_of_a_causal_conformer_are_causal(silent):
 @pytest.mark.parametrize(
     ("family", "keys", "message"),
     [
-        ("lite_transformer", {"lite.kernels": ()}, "model.lite.kernels=.* positive whole numbers"),
-        ("lite_transformer", {"lite.kernels": (3, 0)}, "model.lite.kernels=.* positive whole numbers"),
+        ("lite_transformer", {"lite.kernels": ()}, "model.lite.kernels=.* positive integers"),
+        ("lite_transformer", {"lite.kernels": (3, 0)}, "model.lite.kernels=.* positive integers"),
         ("lite_transformer", {"lite.attention_share": 1.0}, "more than 0 and less than 1"),
         ("lite_transformer", {"lite.attention_share": 0.1}, "model.num_heads=2 must leave a head or more"),
         ("lite_transformer", {"lite.convolution": "full"}, "one of dynamic, light"),

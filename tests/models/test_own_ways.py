@@ -178,7 +178,7 @@ def test_arrays_scan_with_the_layers(scanned, pattern):
         ({"model.pattern": ("free", "one_way"), "task": "masked_lm"}, "family=one_way has no bidirectional form"),
         (
             {"model.family": "one_way", "data.pack": "documents"},
-            "one_way cannot separate the documents of a row: data.p",
+            "one_way cannot separate packed documents: data.p",
         ),
         ({"model.family": "one_way"}, None),
         ({"model.family": "both_ways", "task": "masked_lm", "data.pack": "documents"}, None),

@@ -108,7 +108,7 @@ def test_several_documents_in_a_row_are_refused(family):
     [
         ({"task": "causal_lm"}, "has no causal form: use --config.task=masked_lm"),
         ({"task": "causal_lm", "model.pattern": ("transformer", "linformer")}, "linformer has no causal form"),
-        ({"data.pack": "documents"}, "cannot separate the documents of a row: data.pack=documents must be stream"),
+        ({"data.pack": "documents"}, "cannot separate packed documents: data.pack=documents must be stream"),
     ],
     ids=str,
 )

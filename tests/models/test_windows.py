@@ -98,7 +98,7 @@ def test_decoding_in_blocks(monkeypatch):
     ("keys", "message"),
     [
         ({"window.dilations": (1, 2, 4)}, "at most model.num_layers=2 numbers"),
-        ({"window.dilations": (0,)}, "positive whole numbers"),
+        ({"window.dilations": (0,)}, "positive integers"),
         ({"window.dilated_heads": 3}, "at most model.num_heads=2"),
         ({"window.size": 0}, "model.window.size=0"),
     ],

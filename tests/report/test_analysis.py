@@ -109,9 +109,9 @@ def test_figures_of_different_rows_or_texts_are_not_ranked(tmp_path):
     table = write_comparison(runs, "test", tmp_path / "out")
     titles = [part for part in table.split("\n\n") if not part.startswith("|")]
     assert titles == [
-        "x, causal_lm, rows of 8 tokens, test split",
-        "x, causal_lm, rows of 16 tokens, test split",
-        "y, causal_lm, rows of 8 tokens, test split",
+        "x, causal_lm, sequence length 8, test split",
+        "x, causal_lm, sequence length 16, test split",
+        "y, causal_lm, sequence length 8, test split",
     ]
     first = table.split("\n\n")[1].splitlines()[2:]
     assert [row.split("|")[1].strip() for row in first] == ["best", "short"]
@@ -197,7 +197,7 @@ def test_the_number_in_a_legend_is_that_of_the_table(tmp_path, monkeypatch):
     table = write_comparison([folder], "test", tmp_path / "out")
     written = [text.get_text() for text in texts]
     assert "112.63" in table and "mine: 112.6" in written
-    assert "validation perplexity a token, 40,960 tokens a point" in written
+    assert "validation perplexity per token, 40,960 tokens per point" in written
     assert any("test split" in text for text in written)
 
 

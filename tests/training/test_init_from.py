@@ -119,7 +119,7 @@ def test_features_that_were_drawn_are_the_parents(config, tmp_path):
             r"of another shape: .*kernel \[2, 16, .*kernel \[2, .* there",
         ),
         ({"data.tokenizer": "sentencepiece"}, "another vocabulary .data.tokenizer=bytes there, sentencepiece here"),
-        ({"train.branch_from": "{parent}"}, "train.branch_from the whole state: give one of them"),
+        ({"train.branch_from": "{parent}"}, "train.branch_from the complete state: give one of them"),
         ({"model.family": "performer"}, "is of the family transformer_plus_plus, and this run of performer: choose"),
         ({"train.init_from": "nowhere"}, "nowhere holds no run"),
         ({"train.init_from": "{parent}@5"}, "no checkpoint of step 5"),

@@ -35,7 +35,7 @@ class BigramOptions:
     symbols: int = key(16, "S", lambda x: None if 2 <= x <= len(LETTERS) else f"2 to {len(LETTERS)}")
     concentration: float = key(0.1, "of the Dirichlet distribution; small: each symbol has few successors", above(0))
     length: int = key(
-        None, "tokens of an example, to be read in rows that carry their state; open: it fills a row", at_least(1)
+        None, "tokens per example, to be read in sequences that carry their state; open: one sequence", at_least(1)
     )
 
 

@@ -50,8 +50,8 @@ class ListOpsOptions:
     shorter_than: int = key(2000, "symbols; 4 more than the other bound, or further", at_least(5))
     depth: int = key(10, "of a tree; its root has 1", lambda x: _between(x, 2, 64))
     arguments: int = key(10, "of an operation at most; it has 2 or more", at_least(2))
-    train: int = key(96_000, "rows of the training split", at_least(1))
-    test: int = key(2000, "rows of the validation split, and of the test split", at_least(1))
+    train: int = key(96_000, "examples of the training split", at_least(1))
+    test: int = key(2000, "examples of the validation split, and of the test split", at_least(1))
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""

@@ -44,7 +44,7 @@ def _parts(parts: tuple) -> str | None:
     )
     if good and parts and all(4 * pairs <= length and length % 2 == 0 for length, pairs, _ in parts):
         return None
-    return "a tuple of (tokens, pairs, rows), such as ((64, 4, 1000),), of even rows with at least 4 tokens a pair"
+    return "a tuple of (tokens, pairs, examples), such as ((64, 4, 1000),), of even lengths, 4 or more tokens per pair"
 
 
 @section("data.mqar")
@@ -54,7 +54,7 @@ class MQAROptions:
     words: int = key(8192, "V; half of them are keys, half are values", at_least(16))
     train: tuple = key(
         ((64, 4, 100_000), (128, 8, 20_000), (256, 16, 20_000), (256, 32, 20_000), (256, 64, 20_000)),
-        "(tokens, pairs, rows) of each part of the training split",
+        "(tokens, pairs, examples) of each part of the training split",
         _parts,
     )
     validation: tuple = key(

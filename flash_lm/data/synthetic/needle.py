@@ -42,7 +42,7 @@ class NeedleOptions:
     needles: int = key(4, "names with a code each, one of which is asked for", lambda x: _between(x, 1, 64))
     digits: int = key(4, "of a code, which are predicted", lambda x: _between(x, 1, 9))
     length: int = key(
-        None, "tokens of an example, to be read in rows that carry their state; open: it fills a row", at_least(1)
+        None, "tokens per example, to be read in sequences that carry their state; open: one sequence", at_least(1)
     )
 
 
