@@ -79,8 +79,8 @@ def test_each_study_has_a_page_with_its_name():
 
 
 def test_docstrings_become_restructuredtext():
-    found = docstrings.to_rst(["All `Array`s *must* be a_ thing:", "", "    x = `y`", "", "Args:", "    x: `y`."])
-    assert found == [
+    lines = ["All `Array`s *must* be a_ thing:", "", "    x = `y`", "", "Args:", "    x: `y`.", ""]
+    assert docstrings.to_rst([*lines, "Example:", "    >>> 2 ** 3 | x_", "    8"]) == [
         "All ``Array``\\ s \\*must\\* be a\\_ thing:",
         "",
         "::",
@@ -89,4 +89,8 @@ def test_docstrings_become_restructuredtext():
         "",
         "Args:",
         "    x: ``y``.",
+        "",
+        "Example:",
+        "    >>> 2 ** 3 | x_",
+        "    8",
     ]

@@ -5,16 +5,21 @@ import re
 from sphinx.application import Sphinx
 
 _CODE = re.compile(r"`([^`]+)`(?=(\w?))")
+_EXAMPLES = ("Example:", "Examples:")
 _SIGNS = re.compile(r"([*|]|_(?!\w))")  # what reStructuredText would read as markup
 
 
 def to_rst(lines: list[str]) -> list[str]:
-    """Converts plain text to reStructuredText: marks code, escapes other markup, keeps indented blocks as literals."""
+    """Converts plain text to reStructuredText: marks code, escapes other markup, keeps indented blocks as literals.
+
+    An "Example:" section, whose lines are those of an interactive session, stays as it is.
+    """
     converted: list[str] = []
-    literal = False
+    literal = in_example = False
     for i, line in enumerate(lines):
         indented = line.startswith("    ")
-        if literal and (indented or not line):
+        in_example = line in _EXAMPLES or (in_example and (indented or not line))
+        if in_example or (literal and (indented or not line)):
             converted.append(line)
             continue
         literal = indented and i > 0 and not lines[i - 1]
