@@ -40,7 +40,7 @@ from flash_lm.layers.context import Context
 from flash_lm.ops.segments import find_segments
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import RunFolder
-from flash_lm.training.resolve import continue_run, like_parent
+from flash_lm.training.resolve import continue_run, fill_from_parent
 from flash_lm.training.train_loop import train
 
 HERE = pathlib.Path(__file__).parent
@@ -216,7 +216,7 @@ DOORS = {
     "config": lambda folder: load_config(str(folder), []),
     "a new run there": lambda folder: continue_run(get_config(), RunFolder(folder)),
     "branch": lambda folder: train(_child("branch_from", folder), pathlib.Path("branch")),
-    "init": lambda folder: like_parent(_child("init_from", folder), str(folder)),
+    "init": lambda folder: fill_from_parent(_child("init_from", folder), str(folder)),
 }
 
 

@@ -22,7 +22,7 @@ from flash_lm.inference.sampling import SamplingArrays, random_key
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.runs.hosts import fetched
-from flash_lm.training.sharding import BATCH, rows_that_divide
+from flash_lm.training.sharding import BATCH, round_up_rows
 
 PIECE = 512  # tokens of a prompt that are prefilled at a time
 _SHORTEST = 16  # bucket
@@ -82,7 +82,7 @@ class Engine:
 
     def _filled(self, going: int, rows: int, tokens: int) -> Decoding:
         with jax.set_mesh(self._mesh):
-            filled = rows_that_divide(rows, self._mesh)
+            filled = round_up_rows(rows, self._mesh)
             return self._loop.start(self._params.unstacked, jnp.int32(going), filled, self._capacity(tokens))
 
     def state_bytes(self, rows: int, tokens: int) -> int:
@@ -255,7 +255,7 @@ class Engine:
         seen = self.given.both_ways(np.array([len(prompt) for prompt in prompts], np.int32))
         if seen is None or not prompts:
             return None
-        prefix_B = np.zeros(rows_that_divide(len(prompts), self._mesh), np.int32)
+        prefix_B = np.zeros(round_up_rows(len(prompts), self._mesh), np.int32)
         prefix_B[: len(prompts)] = seen
         return jax.device_put(prefix_B, NamedSharding(self._mesh, BATCH))
 
@@ -286,7 +286,7 @@ class Engine:
         spread = NamedSharding(self._mesh, BATCH)
         while start < longest:
             size = fixed_size or min(PIECE, bucket(longest - start))
-            inputs_BxL = np.zeros((rows_that_divide(len(rows), self._mesh), size), np.int32)
+            inputs_BxL = np.zeros((round_up_rows(len(rows), self._mesh), size), np.int32)
             lengths_B = np.zeros(len(inputs_BxL), np.int32)
             for b, row in enumerate(rows):
                 part = row[start : start + size]

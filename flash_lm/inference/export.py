@@ -21,7 +21,7 @@ from flash_lm.runs.hosts import fetched, is_first, of_all_hosts
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_folder import is_export
-from flash_lm.training.export_folder import new_folder, of_trained, write_json, write_weights
+from flash_lm.training.export_folder import flatten_arrays, new_folder, write_json, write_weights
 from flash_lm.training.train_state import Params
 
 
@@ -163,7 +163,9 @@ def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.
 
 # Given the sizes of programs, which only one format has.
 FORMATS: dict[str, Callable[[Sizes], Format]] = {
-    "flash_lm": lambda sizes: Format(lambda trained: None, of_trained, _our_settings, FLASH_LM, _write_ours, ours=True),
+    "flash_lm": lambda sizes: Format(
+        lambda trained: None, flatten_arrays, _our_settings, FLASH_LM, _write_ours, ours=True
+    ),
     "llama": lambda sizes: Format(
         _check_llama,
         lambda params, constants: llama.to_llama(params),
@@ -173,7 +175,7 @@ FORMATS: dict[str, Callable[[Sizes], Format]] = {
     ),
     "stablehlo": lambda sizes: Format(
         check_programs,
-        lambda params, constants: of_trained(params, {}),  # constants are in the programs
+        lambda params, constants: flatten_arrays(params, {}),  # constants are in the programs
         lambda trained: about_programs(trained, sizes) | _special(trained),
         JAX,
         lambda trained, theirs, folder: write_programs(trained, sizes, folder),

@@ -26,8 +26,8 @@ from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training.checkpoint_read import Facts
-from flash_lm.training.export_folder import about
-from flash_lm.training.hub import name_of_copy
+from flash_lm.training.export_folder import read_origin
+from flash_lm.training.hub import hub_name
 from flash_lm.training.load_weights import read_weights
 from flash_lm.training.train_state import ModelFunction, Params
 
@@ -86,7 +86,7 @@ class TrainedModel:
     @property
     def name(self) -> str:
         """The name of the run's folder, or of a model on the hub, for messages and results."""
-        return name_of_copy(self.run.workdir) or self.run.workdir.name
+        return hub_name(self.run.workdir) or self.run.workdir.name
 
     @property
     def task(self) -> Task:
@@ -121,7 +121,7 @@ class TrainedModel:
     @property
     def imported_from(self) -> str | None:
         """The folder of another library's model that it was imported from, untrained since; None: it was trained."""
-        return about(self.run.workdir)["run"] if self.facts["corpus"] is None else None
+        return read_origin(self.run.workdir)["run"] if self.facts["corpus"] is None else None
 
     @functools.cached_property
     def known_ids(self) -> np.ndarray:

@@ -76,7 +76,7 @@ def about_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
 
 def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Exported]:
     config = dataclasses.replace(trained.config.model, kernels="xla")
-    model = ModelFunction(config, trained.config.seed).with_constants(trained.model.constants)
+    model = ModelFunction(config, trained.config.seed).replace_constants(trained.model.constants)
     capacity = _capacity(trained, sizes)
     start = lambda bound: bound.init_state(sizes.rows, capacity)
     bind = lambda params: model.bind(unflatten_dict(params, sep="."))

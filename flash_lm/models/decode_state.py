@@ -32,7 +32,7 @@ class DecodeState:
         """The arrays as plain containers, for a checkpoint."""
         return {"positions": self.positions_B, "layers": self.layers}
 
-    def of_tree(self, tree: dict[str, Any]) -> "DecodeState":
+    def from_tree(self, tree: dict[str, Any]) -> "DecodeState":
         """The state from the result of `tree`."""
         return DecodeState(tree["positions"], tree["layers"], self.capacity)
 
@@ -45,7 +45,7 @@ class DecodeState:
         layers = jax.tree.map(functools.partial(chosen, 1), self.layers, other.layers)
         return DecodeState(chosen(0, self.positions_B, other.positions_B), layers, self.capacity)
 
-    def cut(self, count: int) -> "DecodeState":
+    def split_microbatches(self, count: int) -> "DecodeState":
         """`count` states, stacked; row r goes into state r mod `count`."""
 
         def of(axis: int, x: jax.Array) -> jax.Array:
@@ -53,7 +53,7 @@ class DecodeState:
 
         return DecodeState(of(0, self.positions_B), jax.tree.map(functools.partial(of, 1), self.layers), self.capacity)
 
-    def put_together(self) -> "DecodeState":
+    def merge_microbatches(self) -> "DecodeState":
         """The inverse of `cut`."""
 
         def of(axis: int, x: jax.Array) -> jax.Array:
@@ -68,5 +68,5 @@ class DecodeState:
         A scan over stacked arrays would copy them all for each token.
         """
         count = jax.tree.leaves(self.layers)[0].shape[0]
-        cut = lambda i: jax.tree.map(lambda x: x[i], self.layers)
-        return dataclasses.replace(self, layers=[cut(i) for i in range(count)])
+        split_microbatches = lambda i: jax.tree.map(lambda x: x[i], self.layers)
+        return dataclasses.replace(self, layers=[split_microbatches(i) for i in range(count)])
