@@ -235,13 +235,13 @@ def test_a_damaged_config_is_not_reported_as_a_wrong_call(half, tmp_path, monkey
 
 def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
     asked = []
-    read = checkpoint_read._read
+    read = checkpoint_read._read_step
 
     def spy(workdir, step, config, abstract):
         asked.append(set(abstract))
         return read(workdir, step, config, abstract)
 
-    monkeypatch.setattr(checkpoint_read, "_read", spy)
+    monkeypatch.setattr(checkpoint_read, "_read_step", spy)
     (one,) = evaluate(finished, "validation")
     (other,) = evaluate(finished, "validation", mesh_shape=(1, 4, 2))
     assert asked == [{"params"}, {"params"}]
