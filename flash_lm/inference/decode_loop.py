@@ -46,7 +46,7 @@ class DecodeLoop:
         self.row_keys = jax.jit(_row_keys, static_argnums=1)
         self.join = jax.jit(self._join, donate_argnums=0)
         self.leave = jax.jit(self._leave, donate_argnums=0)
-        self.unstack = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.unstacked())))
+        self.unstack = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.unstack())))
 
     def _start(self, params: Unstacked, rows: jax.Array, filled: int, capacity: int) -> Decoding:
         logits_BxV = jnp.zeros((filled, self._params.model.config.vocab_size), jnp.float32)

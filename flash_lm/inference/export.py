@@ -143,7 +143,7 @@ def _check_llama(trained: TrainedModel) -> None:
     model = trained.config.model
     if not trained.given.whole_texts:
         raise InputError(f"{trained.run} is not a Llama (task={trained.config.task}): omit --format")
-    if wrong := llama.differing(model):
+    if wrong := llama.unsupported_keys(model):
         listed = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())
         raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")
 
@@ -169,7 +169,7 @@ FORMATS: dict[str, Callable[[Sizes], Format]] = {
     "llama": lambda sizes: Format(
         _check_llama,
         lambda params, constants: llama.to_llama(params),
-        lambda trained: llama.settings_of(trained.config.model) | _special(trained),
+        lambda trained: llama.llama_settings(trained.config.model) | _special(trained),
         TRANSFORMERS,
         _write_for_transformers,
     ),

@@ -61,7 +61,7 @@ def forward(
         begins_B = real_BxL[:, 0] & (batch["positions_BxL"][:, 0] == 0)
         lengths_B = real_BxL.sum(axis=1, dtype=jnp.int32)
         features_BxLxD, carried = bound.carry(batch["inputs_BxL"], carried, lengths_B, begins_B, dropout_key)
-    features_BxLxD = bound.pooled(features_BxLxD, segment_ids_BxL)
+    features_BxLxD = bound.pool(features_BxLxD, segment_ids_BxL)
     # A head that pools has one vector per sequence, and so one target: the first.
     targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
