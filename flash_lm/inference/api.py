@@ -157,7 +157,7 @@ class LoadedModel(TrainedModel):
 
     def _check_left_to_right(self, what: str) -> None:
         """Raises InputError for a model that reads a prefix both ways, or a source."""
-        if not self.given.whole_texts:
+        if not self.conditioning.scores_full_text:
             raise InputError(
                 f"{what} is of whole texts, and a model of task={self.config.task} reads a given part apart: use "
                 "generate, or model(…) of its Flax module"

@@ -141,7 +141,7 @@ def _write_ours(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> Non
 
 def _check_llama(trained: TrainedModel) -> None:
     model = trained.config.model
-    if not trained.given.whole_texts:
+    if not trained.conditioning.scores_full_text:
         raise InputError(f"{trained.run} is not a Llama (task={trained.config.task}): omit --format")
     if wrong := llama.unsupported_keys(model):
         listed = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())

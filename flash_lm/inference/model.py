@@ -17,7 +17,7 @@ from flash_lm.config.experiment import Config, parse
 from flash_lm.config.model import DTYPES
 from flash_lm.config.overrides import apply_overrides, check_path
 from flash_lm.config.registry import CORPORA, TASKS
-from flash_lm.data.given import Given
+from flash_lm.data.conditioning import Conditioning
 from flash_lm.data.tasks import Task
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
@@ -94,9 +94,9 @@ class TrainedModel:
         return TASKS[self.config.task]
 
     @property
-    def given(self) -> Given:
+    def conditioning(self) -> Conditioning:
         """How the model reads what is given."""
-        return self.task.given
+        return self.task.conditioning
 
     @property
     def writes(self) -> str | None:
@@ -106,12 +106,12 @@ class TrainedModel:
     @property
     def longest_prompt(self) -> int | None:
         """Most tokens of a prompt, by the positions of the model or of its encoder; None: any number."""
-        return self.given.longest(self.model.abstract.longest, self.config.model.max_length)
+        return self.conditioning.max_prompt_length(self.model.abstract.longest, self.config.model.max_length)
 
     @property
     def asking(self) -> dict[str, Any]:
         """What an `Engine` must know of how prompts are read."""
-        return {"given": self.given, "begin": self.tokenizer.begin}
+        return {"conditioning": self.conditioning, "begin": self.tokenizer.begin}
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class TrainedModel:
         ids, tokenizer = self.encode(text), self.tokenizer
         if not self.config.data.pairs:
             return ids
-        return self.given.prompt(np.concatenate([ids, [tokenizer.end, tokenizer.begin]]).astype(np.int32))
+        return self.conditioning.make_prompt(np.concatenate([ids, [tokenizer.end, tokenizer.begin]]).astype(np.int32))
 
 
 def load_model(

@@ -44,7 +44,7 @@ def check_programs(trained: TrainedModel) -> None:
     """Raises InputError if a model does not generate token by token."""
     if not trained.task.answers.continues:
         raise InputError(f"{trained.run} does not generate text: --format=stablehlo is of causal models, omit it")
-    if not trained.given.whole_texts:
+    if not trained.conditioning.scores_full_text:
         raise InputError(
             f"{trained.run} has task={trained.config.task}: --format=stablehlo is of models that read a prompt from "
             "left to right, omit it"
