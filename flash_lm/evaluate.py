@@ -85,10 +85,10 @@ def main(argv: list[str]) -> None:
         word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
         task = TASKS[result["task"]]
-        masked, given = task.answers.scored, task.given.scored
+        prefix, suffix = task.answers.scored, task.conditioning.scored
         print(
-            f"{what}: perplexity {result['perplexity']:.3f} per{masked} token,{word} "
-            f"{result['bits_per_byte']:.4f} bits per byte, {accuracy}over {result['tokens']:.0f}{masked} tokens{given}"
+            f"{what}: perplexity {result['perplexity']:.3f} per{prefix} token,{word} "
+            f"{result['bits_per_byte']:.4f} bits per byte, {accuracy}over {result['tokens']:.0f}{prefix} tokens{suffix}"
             + (
                 f"; the best reader's perplexity is {math.exp(result['best_loss']):.3f}"
                 if "best_loss" in result

@@ -5,10 +5,10 @@ Other modules of the package may move; these names stay.
 
 from flash_lm.config.keys import above, at_least, below, fraction, key, one_of, section
 from flash_lm.data.answers import Answers
+from flash_lm.data.conditioning import Conditioning
 from flash_lm.data.corpora import CorpusKind, register_corpus
 from flash_lm.data.corpus import Piece
 from flash_lm.data.examples import Example, ExampleCorpus
-from flash_lm.data.given import Given
 from flash_lm.data.tasks import Task, register_task
 from flash_lm.families.family import Family, register_family
 from flash_lm.families.feed_forward import GLU_SPEC, MLP_SPEC
@@ -28,13 +28,13 @@ __all__ = [
     "MLP_SPEC",
     "VECTORS",
     "Answers",
+    "Conditioning",
     "CorpusKind",
     "Dense",
     "Example",
     "ExampleCorpus",
     "Family",
     "GatedAttentionUnit",
-    "Given",
     "Head",
     "HeadInputs",
     "HeadKind",

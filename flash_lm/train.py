@@ -26,7 +26,7 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Trains a config, or resumes its run: run the same command again to continue where it stopped."""
     arguments, overrides = flags().parse_known_args(argv)
-    from flash_lm.training.clock import start_of_process
+    from flash_lm.training.clock import process_start_time
     from flash_lm.training.device import report_unused_accelerator
     from flash_lm.training.interrupt import stop_on_signal
     from flash_lm.training.profile import parse_span
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     if workdir.suffix:
         raise InputError(f"--workdir={workdir} names a checkpoint: use --config.train.branch_from={workdir}")
     with stop_on_signal() as should_stop:
-        done = train(config, workdir.workdir, should_stop, profile, arguments.debug_nonfinite, start_of_process())
+        done = train(config, workdir.workdir, should_stop, profile, arguments.debug_nonfinite, process_start_time())
     if not done:
         raise Stopped
 

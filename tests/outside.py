@@ -10,9 +10,9 @@ from flax import nnx
 
 from flash_lm.extend import (
     MLP_SPEC,
+    Conditioning,
     CorpusKind,
     Family,
-    Given,
     HeadKind,
     LinearCore,
     LinearOptions,
@@ -97,13 +97,13 @@ def last_tokens(tokenizer, config, options):
     return transform
 
 
-class Backwards(Given):
-    """What is given is read from its end to its beginning, before begin-of-text of what follows."""
+class Backwards(Conditioning):
+    """The prompt is read from its end to its beginning, before the begin-of-text of its continuation."""
 
-    whole_texts = False
+    scores_full_text = False
     scored = " after a text read backwards"
 
-    def begun(self, prompt, begin):
+    def row_start(self, prompt, begin):
         return np.concatenate([prompt[-2::-1], prompt[-1:]])
 
 
@@ -152,4 +152,4 @@ register_head(
 )
 register_corpus("counting", CorpusKind(lambda c, o: Counting(o.lines), reads_path=False, sections=(CountingOptions,)))
 register_task("last_tokens", Task(True, "continue", "biased", rows=last_tokens, sections=(LastOptions,)))
-register_task("backwards", Task(True, "continue", rows=backward_rows, given=Backwards()))
+register_task("backwards", Task(True, "continue", rows=backward_rows, conditioning=Backwards()))

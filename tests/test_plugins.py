@@ -24,7 +24,7 @@ from flash_lm.config.plugins import import_plugins
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.configs.base import get_config
 from flash_lm.data.answers import CONTINUE, LABEL
-from flash_lm.data.given import SOURCE
+from flash_lm.data.conditioning import SOURCE
 from flash_lm.data.splits import load_splits
 from flash_lm.data.tasks import Task
 from flash_lm.errors import InputError
@@ -40,7 +40,7 @@ from flash_lm.layers.context import Context
 from flash_lm.ops.segments import find_segments
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import RunFolder
-from flash_lm.training.resolve import continue_run, like_parent
+from flash_lm.training.resolve import continue_run, fill_from_parent
 from flash_lm.training.train_loop import train
 
 HERE = pathlib.Path(__file__).parent
@@ -178,10 +178,12 @@ def test_a_way_of_being_given_that_no_file_of_the_package_knows(undone, monkeypa
 
 
 def test_a_task_takes_names_or_objects():
-    named = Task(True, "continue", given="source")
-    assert (named.answers, named.given) == (CONTINUE, SOURCE) and Task(False, None, labels=True).answers is LABEL
-    with pytest.raises(InputError, match="given='behind' of a task must be one of before, prefix, source, or an"):
-        Task(True, "continue", given="behind")
+    named = Task(True, "continue", conditioning="source")
+    assert (named.answers, named.conditioning) == (CONTINUE, SOURCE) and Task(False, None, labels=True).answers is LABEL
+    with pytest.raises(
+        InputError, match="conditioning='behind' of a task must be one of before, prefix, source, or an"
+    ):
+        Task(True, "continue", conditioning="behind")
     with pytest.raises(InputError, match="answers='sing' of a task must be one of None, continue, fill_in, or an"):
         Task(True, "sing")
 
@@ -216,7 +218,7 @@ DOORS = {
     "config": lambda folder: load_config(str(folder), []),
     "a new run there": lambda folder: continue_run(get_config(), RunFolder(folder)),
     "branch": lambda folder: train(_child("branch_from", folder), pathlib.Path("branch")),
-    "init": lambda folder: like_parent(_child("init_from", folder), str(folder)),
+    "init": lambda folder: fill_from_parent(_child("init_from", folder), str(folder)),
 }
 
 

@@ -69,14 +69,14 @@ class Run:
 
         They count from the process's start, or from its next save.
         """
-        newest = max(checkpoint_read.steps(self.workdir), default=0)
+        newest = max(checkpoint_read.checkpoint_steps(self.workdir), default=0)
         opened, start, process = self._metrics_file(), time.perf_counter(), self.start()
         next_step, begin = None, None if in_a_save else (0.0, 0)  # seconds until it had done one; from which we count
         while process.poll() is None:
             now = time.perf_counter() - start
             done = 0 if self._metrics_file() == opened else self.last_step() - newest
             next_step = now if next_step is None and done > 0 else next_step
-            saving = next_step is not None and any(checkpoint_read.folder_of(self.workdir).glob("*tmp*"))
+            saving = next_step is not None and any(checkpoint_read.checkpoint_folder(self.workdir).glob("*tmp*"))
             begin = (now, done) if saving and begin is None else begin
             if begin is not None and (now - begin[0] >= after or done - begin[1] >= steps):
                 process.kill()

@@ -23,7 +23,7 @@ from flash_lm.families.family import complete_config
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
 from flash_lm.training.checkpoint_write import Checkpoints
-from flash_lm.training.compiled_step import CompiledStep, shapes_of_batch
+from flash_lm.training.compiled_step import CompiledStep, batch_shapes
 from flash_lm.training.resume import new_state
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
@@ -35,7 +35,7 @@ def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:
     times = []
     with jax.set_mesh(setup.mesh), Checkpoints(workdir) as checkpoints:
         step, state = CompiledStep(setup), new_state(setup)
-        shapes = shapes_of_batch(setup)
+        shapes = batch_shapes(setup)
         batch = {name: jax.device_put(jax.numpy.zeros(x.shape, x.dtype), x.sharding) for name, x in shapes.items()}
         for number in range(rounds + 1):
             start = time.perf_counter()

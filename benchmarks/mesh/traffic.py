@@ -22,7 +22,7 @@ from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
-from flash_lm.training.sharding import batch_sharding, check_batch, place
+from flash_lm.training.sharding import batch_sharding, check_batch, shard_batch
 
 
 def measure(config: ConfigDict, steps: int) -> dict:
@@ -39,7 +39,7 @@ def measure(config: ConfigDict, steps: int) -> dict:
         share, losses = experiment.share(), []
         batches = experiment.training_batches(share)
         for _ in range(steps):
-            state, metrics = step(state, place(next(batches), batch_sharding(experiment.mesh), share))
+            state, metrics = step(state, shard_batch(next(batches), batch_sharding(experiment.mesh), share))
             losses.append(float(metrics["loss"]))
     traffic = collectives(step.program.as_text())
     return {

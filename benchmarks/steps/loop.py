@@ -25,7 +25,7 @@ from flash_lm.runs.provenance import provenance
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
-from flash_lm.training.sharding import batch_sharding, place
+from flash_lm.training.sharding import batch_sharding, shard_batch
 from flash_lm.training.train_loop import train
 
 
@@ -43,7 +43,7 @@ def bare_step_ms(config: ConfigDict) -> float:
     with jax.set_mesh(experiment.mesh):
         step, state = CompiledStep(experiment), new_state(experiment)
         share = experiment.share()
-        batch = place(next(experiment.training_batches(share)), batch_sharding(experiment.mesh), share)
+        batch = shard_batch(next(experiment.training_batches(share)), batch_sharding(experiment.mesh), share)
         every, times = experiment.config.train.log_every, []
         for _ in range(experiment.config.train.steps // every):
             start = time.perf_counter()

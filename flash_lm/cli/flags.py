@@ -59,10 +59,10 @@ def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
     Raises:
         InputError: the checkpoint's name or the mesh is wrong, or the other hosts cannot be reached.
     """
-    from flash_lm.training.hub import downloaded  # noqa: PLC0415 (slow to import)
+    from flash_lm.training.hub import download  # noqa: PLC0415 (slow to import)
 
     # Plugins may use JAX, so hosts are joined before them.
-    name, meshes = downloaded(arguments.workdir), mesh_shapes(arguments.mesh, "--mesh")
+    name, meshes = download(arguments.workdir), mesh_shapes(arguments.mesh, "--mesh")
     if len(meshes) > 1:
         raise InputError(f"--mesh={arguments.mesh} must be a single mesh of three numbers, such as 1,2,4")
     begin(arguments)

@@ -8,7 +8,7 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.registry import FAMILIES
 
 if TYPE_CHECKING:  # numpy, and what imports it, is not for a command's --help
-    from flash_lm.data.given import Given
+    from flash_lm.data.conditioning import Conditioning
     from flash_lm.data.packing import Packer
 
 
@@ -31,9 +31,9 @@ class Answers:
         """The kind of output of a model, from that of its corpus; it selects a service, and what `generate` prints."""
         return None
 
-    def packer(self, given: Given, pack: str) -> Packer:
-        """The packer that makes the rows of a split, for the way that the model reads and `data.pack`."""
-        return given.packer(pack)
+    def packer(self, conditioning: Conditioning, pack: str) -> Packer:
+        """The packer that makes the sequences of a split, for the model's conditioning and `data.pack`."""
+        return conditioning.packer(pack)
 
     def problems(self, config: Config) -> list[str]:
         """Sentences on keys that do not go together."""
@@ -76,7 +76,7 @@ class _Label(Answers):
     def written(self, corpus: str | None) -> str | None:
         return "label"
 
-    def packer(self, given: Given, pack: str) -> Packer:
+    def packer(self, conditioning: Conditioning, pack: str) -> Packer:
         from flash_lm.data.labelled import LabelledRows  # noqa: PLC0415 (not for benchmarks)
 
         return LabelledRows

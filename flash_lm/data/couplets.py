@@ -43,7 +43,7 @@ class Couplets:
         """A pair; the row's length does not matter."""
         del length
         first, second = self._tokenizer.encode(self._pairs[number])
-        return Example(np.concatenate([question(first, self._tokenizer), second]), given=len(first) + 2)
+        return Example(np.concatenate([question(first, self._tokenizer), second]), prompt_length=len(first) + 2)
 
 
 def question(first: np.ndarray, tokenizer: CharacterTokenizer) -> np.ndarray:

@@ -18,13 +18,13 @@ class Example(NamedTuple):
 
     Attributes:
         ids: its tokens, (n,) int32; where each is predicted from those before it, they start with begin-of-text.
-        given: how many of the first tokens are never a target.
+        prompt_length: number of first tokens that are never targets.
         targets: what is predicted at each token, (n,) int32, NO_TARGET: nothing; None: the token after it.
         label: number of the example's label, for tasks that predict it; None: the corpus has no labels.
     """
 
     ids: np.ndarray
-    given: int = 1
+    prompt_length: int = 1
     targets: np.ndarray | None = None
     label: int | None = None
 
@@ -103,7 +103,7 @@ class ExampleRows:
         example = self._examples.example(row, self._length)
         if example.targets is None:
             inputs, targets = example.ids[:-1], example.ids[1:]
-            asked = np.arange(len(targets)) >= example.given - 1
+            asked = np.arange(len(targets)) >= example.prompt_length - 1
         else:
             inputs, targets, asked = example.ids, np.maximum(example.targets, 0), example.targets != NO_TARGET
         arrays = row_of(inputs, self._length)

@@ -34,7 +34,7 @@ class TextPairs:
         pair = self.pair(number)
         sizes = sizes_in_row([len(ids) for ids in pair], length + 1)
         parts = [ids[:size] for ids, size in zip(pair, sizes, strict=True)]
-        return Example(np.concatenate(parts), given=sizes[0] + 1)
+        return Example(np.concatenate(parts), prompt_length=sizes[0] + 1)
 
     def pair(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Both documents of a pair, int32."""

@@ -9,7 +9,7 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.keys import key, section
 from flash_lm.config.registry import TASKS
 from flash_lm.data.answers import ANSWERS, CONTINUE, FILL_IN, LABEL, Answers
-from flash_lm.data.given import BEFORE, GIVEN, PREFIX, SOURCE, Given
+from flash_lm.data.conditioning import BEFORE, CONDITIONINGS, PREFIX, SOURCE, Conditioning
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import Row
 from flash_lm.data.prefixes import example_prefix, random_prefixes
@@ -45,8 +45,8 @@ class Task:
         of_examples: whether its rows may be examples; those of a corpus with labels always may, for pretraining.
         labels: whether a row's only target is its label, a number below that of the corpus's labels, so that `answers`
             is to name it. Such a model may be causal or not, as `model.causal` says.
-        given: how a model reads the unpredicted part of a row, see `data.given`; or its name: causally, as a prefix
-            that is seen both ways (`prefix_BxL`), or as the source of its encoder (`source_BxM`).
+        conditioning: how a model reads the prompt, see `data.conditioning`; or its name: "before" (causally), "prefix"
+            (a bidirectional prefix, `prefix_BxL`) or "source" (the source of its encoder, `source_BxM`).
         loss: from a head, its `HeadInputs`, and the factors of penalties that are not zero, by name: the sum over the
             targets, and the penalties in that sum, by name.
         scores: of each target, from a head and its `HeadInputs`: nll and perhaps hits, see `models.output_heads.Head`.
@@ -63,7 +63,7 @@ class Task:
     vocabulary: Callable[[Any], int] = _of_tokenizer
     of_examples: bool = True
     labels: bool = False
-    given: Given = BEFORE
+    conditioning: Conditioning = BEFORE
     loss: Callable[..., Any] = _loss
     scores: Callable[..., Any] = _scores
     share: Callable[..., float] = lambda *sections: 1.0
@@ -74,7 +74,9 @@ class Task:
         """Replaces names by the objects that they name."""
         answers = LABEL if self.labels else _resolve_option("answers", self.answers, ANSWERS, Answers)
         object.__setattr__(self, "answers", answers)
-        object.__setattr__(self, "given", _resolve_option("given", self.given, GIVEN, Given))
+        object.__setattr__(
+            self, "conditioning", _resolve_option("conditioning", self.conditioning, CONDITIONINGS, Conditioning)
+        )
 
     @property
     def of_each_token(self) -> bool:
@@ -83,11 +85,11 @@ class Task:
 
     def packer(self, pack: str) -> Any:
         """The packer that makes the rows of a split, for `data.pack`."""
-        return self.answers.packer(self.given, pack)
+        return self.answers.packer(self.conditioning, pack)
 
     def problems(self, config: Config) -> list[str]:
         """Sentences on keys that do not go together with the way that the model reads and answers."""
-        return self.answers.problems(config) + self.given.problems(config)
+        return self.answers.problems(config) + self.conditioning.problems(config)
 
 
 def _resolve_option(what: str, value: Any, names: Mapping[Any, Any], kind: type) -> Any:
@@ -140,7 +142,7 @@ register_task(
         answers=CONTINUE,
         rows=_prefixed_rows,
         added=lambda config: {"prefix_BxL": (config.length,)},
-        given=PREFIX,
+        conditioning=PREFIX,
     ),
 )
 register_task(
@@ -149,7 +151,7 @@ register_task(
         causal=True,
         answers=CONTINUE,
         added=lambda config: dict.fromkeys(("source_BxM", "source_segment_ids_BxM"), (config.length,)),
-        given=SOURCE,
+        conditioning=SOURCE,
         of_model=("model.encoder", "model.cross"),
     ),
 )

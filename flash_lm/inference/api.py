@@ -22,8 +22,8 @@ from flash_lm.models.attention_weights import AttentionMap, attention_weights
 from flash_lm.runs.hosts import fetched
 from flash_lm.runs.run_name import RunName
 from flash_lm.training.evaluation import perplexity
-from flash_lm.training.hub import downloaded
-from flash_lm.training.sharding import batch_sharding, rows_that_divide
+from flash_lm.training.hub import download
+from flash_lm.training.sharding import batch_sharding, round_up_rows
 from flash_lm.training.train_state import Params
 
 
@@ -157,7 +157,7 @@ class LoadedModel(TrainedModel):
 
     def _check_left_to_right(self, what: str) -> None:
         """Raises InputError for a model that reads a prefix both ways, or a source."""
-        if not self.given.whole_texts:
+        if not self.conditioning.scores_full_text:
             raise InputError(
                 f"{what} is of whole texts, and a model of task={self.config.task} reads a given part apart: use "
                 "generate, or model(…) of its Flax module"
@@ -167,7 +167,7 @@ class LoadedModel(TrainedModel):
         """The logits of rows, given their tokens and perhaps segments; several devices may compute some rows twice."""
         rows, mesh = len(arrays_BxL[0]), self.mesh
         with jax.set_mesh(mesh):
-            size = (rows_that_divide(rows, mesh), arrays_BxL[0].shape[1])
+            size = (round_up_rows(rows, mesh), arrays_BxL[0].shape[1])
             place = lambda x_BxL: jax.device_put(np.resize(x_BxL, size).astype(np.int32), batch_sharding(mesh))
             return fetched(self._logits(self.params, *map(place, arrays_BxL)))[:rows]
 
@@ -234,5 +234,5 @@ def load(
         InputError: there is no such run, checkpoint or model, the mesh does not fit, or the run asks for other plugins.
     """
     import_plugins([plugins] if isinstance(plugins, str) else plugins)
-    name = downloaded(run)
+    name = download(run)
     return LoadedModel(**vars(load_model(name, dtype=dtype, mesh_shape=mesh, overrides=overrides)))

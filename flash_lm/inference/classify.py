@@ -14,7 +14,7 @@ from flash_lm.data.labelled import sizes_in_row
 from flash_lm.errors import InputError
 from flash_lm.inference.model import TrainedModel
 from flash_lm.runs.hosts import fetched
-from flash_lm.training.sharding import batch_sharding, rows_that_divide
+from flash_lm.training.sharding import batch_sharding, round_up_rows
 from flash_lm.training.train_state import Params
 
 ROWS = 16  # on the device at a time; a text alone has a smaller batch
@@ -84,7 +84,7 @@ class TextClassifier:
 
     def _some(self, rows: Sequence[list[int]]) -> list[list[float]]:
         mesh = self._trained.mesh
-        count = rows_that_divide(1 if len(rows) == 1 else ROWS, mesh)
+        count = round_up_rows(1 if len(rows) == 1 else ROWS, mesh)
         batch = stack([row_of(np.array(row, np.int32), self.length) for row in rows])
         place = lambda x_BxL: np.resize(x_BxL, (count, self.length)).astype(np.int32)  # repeats rows
         with jax.set_mesh(mesh):

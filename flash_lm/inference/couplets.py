@@ -84,9 +84,9 @@ class CoupletWriter:
     def question(self, first: str) -> tuple[np.ndarray, int]:
         """The prompt for a first line, and the length of its answer in tokens; raises as the call does."""
         ids = self._trained.encode(first, "first line")[1:]
-        given, limit = self._trained.given, self._trained.longest_prompt
-        prompt, length = given.prompt(question(ids, self._tokenizer)), len(ids)
-        longest = length if limit is None else given.longest_first(limit)
+        conditioning, limit = self._trained.conditioning, self._trained.longest_prompt
+        prompt, length = conditioning.make_prompt(question(ids, self._tokenizer)), len(ids)
+        longest = length if limit is None else conditioning.max_first_length(limit)
         if length > longest:
             raise InputError(
                 f"a first line of {length} characters is over the limit of {longest} of {self._trained.name}"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flash_lm.data.given import Given
+from flash_lm.data.conditioning import Conditioning
 from flash_lm.inference import beams
 from flash_lm.inference.decode_params import DecodeParams, Unstacked
 from flash_lm.inference.decoding import Decoding
@@ -33,10 +33,10 @@ class DecodeLoop:
         unstack: a carry whose layers are separate arrays.
     """
 
-    def __init__(self, params: DecodeParams, mesh: Mesh, *, end: int, never_V: np.ndarray, given: Given):
+    def __init__(self, params: DecodeParams, mesh: Mesh, *, end: int, never_V: np.ndarray, conditioning: Conditioning):
         """Compiles nothing; the arguments are those of an `Engine`."""
         self._params, self._mesh = params, mesh
-        self._end, self._never_V, self._given = end, never_V, given
+        self._end, self._never_V, self._conditioning = end, never_V, conditioning
         self.start = jax.jit(self._start, static_argnums=(2, 3))
         self.read = jax.jit(self._read, donate_argnums=1)
         self.prefill = jax.jit(self._prefill, donate_argnums=1)
@@ -46,7 +46,7 @@ class DecodeLoop:
         self.row_keys = jax.jit(_row_keys, static_argnums=1)
         self.join = jax.jit(self._join, donate_argnums=0)
         self.leave = jax.jit(self._leave, donate_argnums=0)
-        self.unstack = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.unstacked())))
+        self.unstack = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.unstack())))
 
     def _start(self, params: Unstacked, rows: jax.Array, filled: int, capacity: int) -> Decoding:
         logits_BxV = jnp.zeros((filled, self._params.model.config.vocab_size), jnp.float32)
@@ -60,7 +60,7 @@ class DecodeLoop:
         return self._params.bind(params).remember(source_BxM, state, lengths_B)
 
     def _prefill(self, params: Unstacked, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
-        prefix_B = self._given.both_ways(lengths_B)  # a whole prompt
+        prefix_B = self._conditioning.prefix_length(lengths_B)  # a whole prompt
         logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B, prefix_B)
         logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
         real_BxL = jnp.arange(inputs_BxL.shape[1])[None] < lengths_B[:, None]

@@ -53,4 +53,4 @@ class DecodeParams:
 
     @functools.cached_property
     def _stack(self):
-        return jax.jit(lambda unstacked: self.model.params_of(self.bind(unstacked)))
+        return jax.jit(lambda unstacked: self.model.get_params(self.bind(unstacked)))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from flash_lm.data.given import BEFORE, Given
+from flash_lm.data.conditioning import BEFORE, Conditioning
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.decode_loop import DecodeLoop
 from flash_lm.inference.decode_params import DecodeParams
@@ -22,7 +22,7 @@ from flash_lm.inference.sampling import SamplingArrays, random_key
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.runs.hosts import fetched
-from flash_lm.training.sharding import BATCH, rows_that_divide
+from flash_lm.training.sharding import BATCH, round_up_rows
 
 PIECE = 512  # tokens of a prompt that are prefilled at a time
 _SHORTEST = 16  # bucket
@@ -33,7 +33,7 @@ class Engine:
 
     Attributes:
         limit: most tokens in a row, including the prompt; None: any number.
-        given: how prompts are read; what is scored without a prompt is read from the left.
+        conditioning: how prompts are read; a text scored without a prompt is read from left to right.
         turn: to be held by a thread that shares the engine with others, while it calls: programs on several devices
             must be started in one order on all of them.
         grows: whether the state grows with the tokens that it may hold.
@@ -46,7 +46,7 @@ class Engine:
         *,
         end: int,
         allowed_V: np.ndarray,
-        given: Given = BEFORE,
+        conditioning: Conditioning = BEFORE,
         begin: int = 0,
     ):
         """Compiles nothing before the first call.
@@ -56,8 +56,8 @@ class Engine:
             mesh: the batch is spread over its data and fsdp axes.
             end: id of end-of-text, which ends a row.
             allowed_V: which ids may be generated.
-            given: how prompts are read.
-            begin: id of begin-of-text, with which a row starts whose prompt is a source.
+            conditioning: how prompts are read.
+            begin: id of begin-of-text, the first token of a sequence whose prompt is a source.
 
         Raises:
             InputError: the model cannot decode.
@@ -66,11 +66,11 @@ class Engine:
         model.abstract.check_decodable()
         self._params, self._mesh = params, mesh
         self._begin, self._most_source = begin, model.config.max_length
-        self.given = given
+        self.conditioning = conditioning
         self.limit = model.abstract.longest
         self.turn = threading.RLock() if mesh.size > 1 else contextlib.nullcontext()
         self.grows = model.abstract.state_grows
-        self._loop = DecodeLoop(params, mesh, end=end, never_V=~allowed_V, given=given)
+        self._loop = DecodeLoop(params, mesh, end=end, never_V=~allowed_V, conditioning=conditioning)
 
     def start(self, rows: int, tokens: int) -> Decoding:
         """The carry before the first token: this many rows, each with room for this many tokens."""
@@ -82,7 +82,7 @@ class Engine:
 
     def _filled(self, going: int, rows: int, tokens: int) -> Decoding:
         with jax.set_mesh(self._mesh):
-            filled = rows_that_divide(rows, self._mesh)
+            filled = round_up_rows(rows, self._mesh)
             return self._loop.start(self._params.unstacked, jnp.int32(going), filled, self._capacity(tokens))
 
     def state_bytes(self, rows: int, tokens: int) -> int:
@@ -113,7 +113,7 @@ class Engine:
 
     def longest_prompt(self, capacity: int) -> int:
         """Most tokens of a prompt in a row with room for so many tokens, one of them new."""
-        most = self.given.longest(capacity - 1, self._most_source)
+        most = self.conditioning.max_prompt_length(capacity - 1, self._most_source)
         assert most is not None
         return most
 
@@ -219,7 +219,7 @@ class Engine:
         Raises:
             InputError: the model does not read its prompt from left to right.
         """
-        if not self.given.whole_texts:
+        if not self.conditioning.scores_full_text:
             raise InputError("a model with a prefix or a source scores what follows a prompt, not a whole text")
         return self._scored(rows, top, size, capacity)
 
@@ -248,24 +248,24 @@ class Engine:
 
     def _whole(self, given: int) -> int | None:
         """The size of pieces whose first has all that is given, if it must."""
-        return bucket(given) if self.given.both_ways(given) is not None and given > PIECE else None
+        return bucket(given) if self.conditioning.prefix_length(given) is not None and given > PIECE else None
 
     def _prefixes(self, prompts: Sequence[np.ndarray]) -> jax.Array | None:
         """The number of tokens that each row sees both ways; None: none."""
-        seen = self.given.both_ways(np.array([len(prompt) for prompt in prompts], np.int32))
+        seen = self.conditioning.prefix_length(np.array([len(prompt) for prompt in prompts], np.int32))
         if seen is None or not prompts:
             return None
-        prefix_B = np.zeros(rows_that_divide(len(prompts), self._mesh), np.int32)
+        prefix_B = np.zeros(round_up_rows(len(prompts), self._mesh), np.int32)
         prefix_B[: len(prompts)] = seen
         return jax.device_put(prefix_B, NamedSharding(self._mesh, BATCH))
 
     def _begun(self, prompt: np.ndarray) -> np.ndarray:
         """The first tokens of a row with this prompt."""
-        return self.given.begun(prompt, np.array([self._begin], np.int32))
+        return self.conditioning.row_start(prompt, np.array([self._begin], np.int32))
 
     def _with_sources(self, state: DecodeState, prompts: Sequence[np.ndarray]) -> DecodeState:
         """The state with what the encoder makes of each row's source, if there is one; then `state` is donated."""
-        sources = self.given.sources(prompts)
+        sources = self.conditioning.sources(prompts)
         if sources is None:
             return state
         if (longest := max(map(len, sources))) > self._most_source:
@@ -286,7 +286,7 @@ class Engine:
         spread = NamedSharding(self._mesh, BATCH)
         while start < longest:
             size = fixed_size or min(PIECE, bucket(longest - start))
-            inputs_BxL = np.zeros((rows_that_divide(len(rows), self._mesh), size), np.int32)
+            inputs_BxL = np.zeros((round_up_rows(len(rows), self._mesh), size), np.int32)
             lengths_B = np.zeros(len(inputs_BxL), np.int32)
             for b, row in enumerate(rows):
                 part = row[start : start + size]

@@ -21,7 +21,7 @@ from flash_lm.runs.hosts import fetched, is_first, of_all_hosts
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_folder import is_export
-from flash_lm.training.export_folder import new_folder, of_trained, write_json, write_weights
+from flash_lm.training.export_folder import flatten_arrays, new_folder, write_json, write_weights
 from flash_lm.training.train_state import Params
 
 
@@ -141,9 +141,9 @@ def _write_ours(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> Non
 
 def _check_llama(trained: TrainedModel) -> None:
     model = trained.config.model
-    if not trained.given.whole_texts:
+    if not trained.conditioning.scores_full_text:
         raise InputError(f"{trained.run} is not a Llama (task={trained.config.task}): omit --format")
-    if wrong := llama.differing(model):
+    if wrong := llama.unsupported_keys(model):
         listed = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())
         raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")
 
@@ -163,17 +163,19 @@ def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.
 
 # Given the sizes of programs, which only one format has.
 FORMATS: dict[str, Callable[[Sizes], Format]] = {
-    "flash_lm": lambda sizes: Format(lambda trained: None, of_trained, _our_settings, FLASH_LM, _write_ours, ours=True),
+    "flash_lm": lambda sizes: Format(
+        lambda trained: None, flatten_arrays, _our_settings, FLASH_LM, _write_ours, ours=True
+    ),
     "llama": lambda sizes: Format(
         _check_llama,
         lambda params, constants: llama.to_llama(params),
-        lambda trained: llama.settings_of(trained.config.model) | _special(trained),
+        lambda trained: llama.llama_settings(trained.config.model) | _special(trained),
         TRANSFORMERS,
         _write_for_transformers,
     ),
     "stablehlo": lambda sizes: Format(
         check_programs,
-        lambda params, constants: of_trained(params, {}),  # constants are in the programs
+        lambda params, constants: flatten_arrays(params, {}),  # constants are in the programs
         lambda trained: about_programs(trained, sizes) | _special(trained),
         JAX,
         lambda trained, theirs, folder: write_programs(trained, sizes, folder),

@@ -15,7 +15,7 @@ from flash_lm.inference.model import TrainedModel
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.ops.normalizer import needs_whole_row
 from flash_lm.runs.hosts import fetched
-from flash_lm.training.sharding import batch_sharding, rows_that_divide
+from flash_lm.training.sharding import batch_sharding, round_up_rows
 from flash_lm.training.train_state import Params
 
 ROWS = 4  # rows per batch on the device; a single row is a batch of one
@@ -115,7 +115,7 @@ class Filler:
         """Ids and probabilities at each row's masks, M×K with K of at least `candidates`, the most likely first."""
         mesh, mask = self._trained.mesh, self._trained.tokenizer.mask
         places = [(b, place) for b, row in enumerate(rows) for place in np.flatnonzero(row == mask)]
-        count = rows_that_divide(1 if len(rows) == 1 else ROWS, mesh)
+        count = round_up_rows(1 if len(rows) == 1 else ROWS, mesh)
         inputs_BxL, segment_ids_BxL = np.zeros((count, length), np.int32), np.zeros((count, length), np.int32)
         for b, row in enumerate(rows):
             inputs_BxL[b, : len(row)], segment_ids_BxL[b, : len(row)] = row, 1

@@ -162,7 +162,7 @@ class Generator:
         return [self._trained.encode_given(prompt) for prompt in prompts]
 
     def _check_source(self, tokens: int) -> None:
-        most = self._trained.given.longest(None, self._trained.config.model.max_length)
+        most = self._trained.conditioning.max_prompt_length(None, self._trained.config.model.max_length)
         if most is not None and tokens > most:
             raise TooLongError(
                 f"a prompt of {tokens} tokens is over the limit of {most} of the encoder of {self._trained.name}: "

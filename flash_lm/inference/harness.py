@@ -34,7 +34,7 @@ class HarnessModel(TemplateLM):
             InputError: the model cannot continue text.
         """
         super().__init__()
-        if trained.given.apart or trained.config.data.pairs:
+        if trained.conditioning.separate_source or trained.config.data.pairs:
             raise InputError(
                 f"{trained.name} writes a second text for a first: the harness needs a model of whole texts, such as "
                 "one of task=causal_lm"
@@ -79,7 +79,7 @@ class HarnessModel(TemplateLM):
             disable_tqdm: not used.
         """
         del disable_tqdm
-        if not self._trained.given.whole_texts:
+        if not self._trained.conditioning.scores_full_text:
             raise InputError(
                 f"{self._trained.name} has task={self._trained.config.task} and scores what follows a prompt, not "
                 "whole texts: leave out tasks of output_type loglikelihood_rolling"

@@ -17,7 +17,7 @@ from flash_lm.families.family import complete
 from flash_lm.layers.parameter import name_of
 from flash_lm.models import llama
 from flash_lm.runs.provenance import config_hash, provenance
-from flash_lm.training.export_folder import new_folder, of_trained, open_weights, write_json, write_weights
+from flash_lm.training.export_folder import flatten_arrays, new_folder, open_weights, write_json, write_weights
 from flash_lm.training.train_state import ModelFunction
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     about = {"architectures": ["FlashLM"], "model_type": "flash_lm", "config": raw.to_dict()}
     made["exported_by"] = provenance(jax.devices()[0].device_kind)
     with new_folder(out) as partial:
-        write_weights(partial, of_trained(params, {}))
+        write_weights(partial, flatten_arrays(params, {}))
         write_json(partial / "config.json", about | {"flash_lm": made})
         save_tokenizer(tokenizer, partial / "tokenizer")
     return out

@@ -17,7 +17,7 @@ from flash_lm.config.experiment import Config, parse
 from flash_lm.config.model import DTYPES
 from flash_lm.config.overrides import apply_overrides, check_path
 from flash_lm.config.registry import CORPORA, TASKS
-from flash_lm.data.given import Given
+from flash_lm.data.conditioning import Conditioning
 from flash_lm.data.tasks import Task
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
@@ -26,8 +26,8 @@ from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training.checkpoint_read import Facts
-from flash_lm.training.export_folder import about
-from flash_lm.training.hub import name_of_copy
+from flash_lm.training.export_folder import read_origin
+from flash_lm.training.hub import hub_name
 from flash_lm.training.load_weights import read_weights
 from flash_lm.training.train_state import ModelFunction, Params
 
@@ -86,7 +86,7 @@ class TrainedModel:
     @property
     def name(self) -> str:
         """The name of the run's folder, or of a model on the hub, for messages and results."""
-        return name_of_copy(self.run.workdir) or self.run.workdir.name
+        return hub_name(self.run.workdir) or self.run.workdir.name
 
     @property
     def task(self) -> Task:
@@ -94,9 +94,9 @@ class TrainedModel:
         return TASKS[self.config.task]
 
     @property
-    def given(self) -> Given:
+    def conditioning(self) -> Conditioning:
         """How the model reads what is given."""
-        return self.task.given
+        return self.task.conditioning
 
     @property
     def writes(self) -> str | None:
@@ -106,12 +106,12 @@ class TrainedModel:
     @property
     def longest_prompt(self) -> int | None:
         """Most tokens of a prompt, by the positions of the model or of its encoder; None: any number."""
-        return self.given.longest(self.model.abstract.longest, self.config.model.max_length)
+        return self.conditioning.max_prompt_length(self.model.abstract.longest, self.config.model.max_length)
 
     @property
     def asking(self) -> dict[str, Any]:
         """What an `Engine` must know of how prompts are read."""
-        return {"given": self.given, "begin": self.tokenizer.begin}
+        return {"conditioning": self.conditioning, "begin": self.tokenizer.begin}
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ class TrainedModel:
     @property
     def imported_from(self) -> str | None:
         """The folder of another library's model that it was imported from, untrained since; None: it was trained."""
-        return about(self.run.workdir)["run"] if self.facts["corpus"] is None else None
+        return read_origin(self.run.workdir)["run"] if self.facts["corpus"] is None else None
 
     @functools.cached_property
     def known_ids(self) -> np.ndarray:
@@ -171,7 +171,7 @@ class TrainedModel:
         ids, tokenizer = self.encode(text), self.tokenizer
         if not self.config.data.pairs:
             return ids
-        return self.given.prompt(np.concatenate([ids, [tokenizer.end, tokenizer.begin]]).astype(np.int32))
+        return self.conditioning.make_prompt(np.concatenate([ids, [tokenizer.end, tokenizer.begin]]).astype(np.int32))
 
 
 def load_model(

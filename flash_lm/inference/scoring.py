@@ -154,7 +154,7 @@ def _check_asked(
 
 
 def _evaluator(trained: TrainedModel, corpus: Splits) -> Evaluator:
-    config, model = trained.config, trained.model.of_rows(packed=trained.config.data.packed)
+    config, model = trained.config, trained.model.replace_packing(packed=trained.config.data.packed)
     return Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, trained.task)
 
 
@@ -168,7 +168,9 @@ def _in_rows(
         rows = evaluation_rows(trained.config, corpus, split, length)
         slices = {kind: of(rows) for kind, of in makers.items()}
         marks = [{"slices": kind, "slice": name} for kind, of in slices.items() for name in of.names]
-        found = evaluator.of_slices(trained.params, SlicedRows(rows, together(slices.values())), batch_size, blocks)
+        found = evaluator.evaluate_slices(
+            trained.params, SlicedRows(rows, together(slices.values())), batch_size, blocks
+        )
         for mark, scores in zip(marks, found, strict=True):
             if mark["slices"] == ALL:
                 scores |= more_of_all(length, len(rows), scores["tokens"])

@@ -44,7 +44,7 @@ def check_programs(trained: TrainedModel) -> None:
     """Raises InputError if a model does not generate token by token."""
     if not trained.task.answers.continues:
         raise InputError(f"{trained.run} does not generate text: --format=stablehlo is of causal models, omit it")
-    if not trained.given.whole_texts:
+    if not trained.conditioning.scores_full_text:
         raise InputError(
             f"{trained.run} has task={trained.config.task}: --format=stablehlo is of models that read a prompt from "
             "left to right, omit it"
@@ -76,7 +76,7 @@ def about_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
 
 def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Exported]:
     config = dataclasses.replace(trained.config.model, kernels="xla")
-    model = ModelFunction(config, trained.config.seed).with_constants(trained.model.constants)
+    model = ModelFunction(config, trained.config.seed).replace_constants(trained.model.constants)
     capacity = _capacity(trained, sizes)
     start = lambda bound: bound.init_state(sizes.rows, capacity)
     bind = lambda params: model.bind(unflatten_dict(params, sep="."))

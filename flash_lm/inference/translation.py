@@ -120,13 +120,13 @@ def scores_of(translations: list[Translation], tokenize: str) -> dict[str, Any]:
 
 def _asked(pairs: Examples, number: int, length: int, trained: TrainedModel) -> _Asked:
     """A pair as a model with rows of `length` tokens is asked."""
-    ids, given, targets, _ = pairs.example(number, trained.given.room(length))
+    ids, given, targets, _ = pairs.example(number, trained.conditioning.max_example_length(length))
     if targets is not None or given < 2 or ids[given - 1] != trained.tokenizer.begin:
         raise _no_pairs()
-    prompt, second = trained.given.prompt(ids[:given]), ids[given:]
+    prompt, second = trained.conditioning.make_prompt(ids[:given]), ids[given:]
     if isinstance(pairs, TextPairs):  # whose example may be cut
         whole, (_, *second) = pairs.pair(number)
-        prompt = trained.given.first(whole, prompt, length)
+        prompt = trained.conditioning.cut_prompt(whole, prompt, length)
     return _Asked(prompt, np.asarray(second, np.int32), number)
 
 

@@ -1,4 +1,4 @@
-"""Attention maps: the weight of each token's values in each other token's output, in every layer of a model."""
+"""Attention maps of every layer of a model: the weights of the values in each token's output."""
 
 import dataclasses
 
@@ -11,14 +11,14 @@ from flash_lm.models.model_inputs import ModelInputs
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMap:
-    """The attention map of one part of a sublayer.
+    """The attention map of one term of a sublayer.
 
     Attributes:
         layer: index of the layer.
         sublayer: index of the sublayer in the layer.
         part: "attention"; or "local" and "global" of mixed chunks; and "exp(w)", AFT's position bias.
-        weights_BxHxLxL: float32, one row for each query, one column for each key; invisible pairs are zero. They are
-            factors of the values: after a softmax they sum to one, otherwise not always. For AFT, a mean over channels.
+        weights_BxHxLxL: float32, one row per query, one column per key; invisible pairs are zero. They are factors of
+            the values: after a softmax they sum to one, otherwise not always. For AFT, a mean over channels.
     """
 
     layer: int
@@ -30,18 +30,19 @@ class AttentionMap:
 def attention_weights(
     model: LanguageModel, inputs_BxL: jax.Array, segment_ids: jax.Array | None = None
 ) -> list[AttentionMap]:
-    """The attention maps of all layers, from first to last.
+    """Computes the attention maps of all layers, from first to last.
 
     Memory grows with the square of the length, and time with the cube.
 
     Args:
-        model: of any family.
+        model: a model of any family.
         inputs_BxL: token ids; use few.
-        segment_ids: B×L; None: one document a row.
+        segment_ids: B×L; None: one document per sequence.
 
     Raises:
-        InputError: rows are longer than the positions allow.
+        InputError: sequences are longer than the positions allow.
     """
+    # The forward pass layer by layer; at each attention sublayer also the weights of its terms.
     x_BxLxD, context = model.embed(ModelInputs(inputs_BxL, segment_ids))
     maps = []
     for n, block in enumerate(model.unstacked_blocks()):

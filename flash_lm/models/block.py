@@ -19,7 +19,7 @@ from flash_lm.ops.dropout import drop
 
 
 class Residual(NamedTuple):
-    """A sublayer and the norm before it, which is None if the sublayer owns its residual."""
+    """A sublayer and the norm before it; the norm is None if the sublayer owns its residual."""
 
     norm: Any
     sublayer: Sublayer
@@ -41,9 +41,10 @@ class Block(nnx.Module):
 
     def __init__(self, layers: Sequence[ModelConfig], *, rngs: nnx.Rngs):
         """Builds the sublayers of each layer's family, each with its own norm."""
+        # The specs of all layers of the block in order, each with the config of its layer.
         self.dropout = layers[0].dropout
         specs = [(config, spec) for config in layers for spec in specs_of(config)]
-        # Cross attention has names of its own, so that the others are named as in a model without an encoder.
+        # Cross attention has separate names, so that the others are named as in a model without an encoder.
         cross_numbers, numbers = itertools.count(), itertools.count()
         self.names = tuple(
             f"cross_{next(cross_numbers)}" if is_cross(spec) else f"sublayer_{next(numbers)}" for _, spec in specs
@@ -71,29 +72,30 @@ class Block(nnx.Module):
 
     def __call__(self, x_BxLxD: jax.Array, context: Context, measure: Callable[[jax.Array], Any]):
         """The parallel form: B×L×D, and the results of `measure` on the output of each layer."""
+        # Pre-norm residuals; `measure` sees the stream after the last sublayer of each layer.
         measured = []
-        for i, (residual, own_context, key) in enumerate(self._with_keys(context)):
-            y_BxLxD = residual.sublayer(residual.before(x_BxLxD), own_context)
+        for i, (residual, sublayer_context, key) in enumerate(self._iterate_residuals(context)):
+            y_BxLxD = residual.sublayer(residual.before(x_BxLxD), sublayer_context)
             x_BxLxD = self._add(residual, x_BxLxD, y_BxLxD, key)
             if i + 1 in self.ends:
                 measured.append(measure(x_BxLxD))
         return x_BxLxD, measured
 
     def carry(self, x_BxLxD: jax.Array, context: Context, states: tuple[State, ...]):
-        """As `__call__`, for rows that continue from states: B×L×D, and the states after them."""
+        """The parallel form of sequences that continue from states: B×L×D, and the states after them."""
         states_after = []
-        for (residual, own_context, key), state in zip(self._with_keys(context), states, strict=True):
-            y_BxLxD, state = residual.sublayer.prefill(residual.before(x_BxLxD), own_context, state)
+        for (residual, sublayer_context, key), state in zip(self._iterate_residuals(context), states, strict=True):
+            y_BxLxD, state = residual.sublayer.prefill(residual.before(x_BxLxD), sublayer_context, state)
             x_BxLxD = self._add(residual, x_BxLxD, y_BxLxD, key)
             states_after.append(state)
         return x_BxLxD, tuple(states_after)
 
-    def _with_keys(self, context: Context) -> Iterator[tuple[Residual, Context, jax.Array | None]]:
-        """Each sublayer with its norm, the context that it gets, and the key of the dropout after it."""
+    def _iterate_residuals(self, context: Context) -> Iterator[tuple[Residual, Context, jax.Array | None]]:
+        """Yields each sublayer with its norm, its context, and the key of the dropout after it."""
         for i, residual in enumerate(self.residuals()):
-            own_context = context.fold_in(i)
-            # A sublayer that owns its residual drops within it, with the key of its own.
-            yield residual, own_context if residual.sublayer.owns_residual else context, own_context.dropout_key
+            folded_context = context.fold_in(i)
+            # A sublayer that owns its residual applies dropout itself, so it gets the folded key.
+            yield residual, folded_context if residual.sublayer.owns_residual else context, folded_context.dropout_key
 
     def _add(self, residual: Residual, x_BxLxD: jax.Array, y_BxLxD: jax.Array, key: jax.Array | None) -> jax.Array:
         """The residual stream after a sublayer whose output is y."""
@@ -107,11 +109,12 @@ class Block(nnx.Module):
 
     def remember(self, x_BxMxD: jax.Array, lengths_B: jax.Array, states: tuple[State, ...]) -> tuple[State, ...]:
         """The sublayers' states with the keys and values of a source."""
-        both = zip(self.sublayers, states, strict=True)
-        return tuple(sublayer.remember(x_BxMxD, lengths_B, state) for sublayer, state in both)
+        pairs = zip(self.sublayers, states, strict=True)
+        return tuple(sublayer.remember(x_BxMxD, lengths_B, state) for sublayer, state in pairs)
 
     def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
         """`prefill` on B×L×D or `step` on B×D."""
+        # Decoding has no dropout, so no keys are folded in.
         states_after = []
         for residual, state in zip(self.residuals(), states, strict=True):
             y, state = getattr(residual.sublayer, method)(residual.before(x), context, state)
@@ -120,9 +123,9 @@ class Block(nnx.Module):
         return x, tuple(states_after)
 
     def settle(self, states: tuple[State, ...], positions_B: jax.Array) -> tuple[State, ...]:
-        """Does the work that `step` has put off, in each sublayer."""
-        both = zip(self.sublayers, states, strict=True)
-        return tuple(sublayer.settle(state, positions_B) for sublayer, state in both)
+        """Folds finished chunks into the states, see `Sublayer.settle`."""
+        pairs = zip(self.sublayers, states, strict=True)
+        return tuple(sublayer.settle(state, positions_B) for sublayer, state in pairs)
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Forward model FLOPs of the sublayers."""
@@ -134,23 +137,24 @@ class Block(nnx.Module):
         return sum(penalties, start=jnp.zeros(()))
 
     def measures(self) -> dict[str, jax.Array]:
-        """The sublayers' measures, those of one name side by side."""
-        of_sublayers = [sublayer.measures() for sublayer in self.sublayers]
-        names = dict.fromkeys(name for measures in of_sublayers for name in measures)
+        """The sublayers' measures by name, concatenated."""
+        by_sublayer = [sublayer.measures() for sublayer in self.sublayers]
+        names = dict.fromkeys(name for measures in by_sublayer for name in measures)
         return {
-            name: jnp.concatenate([measures[name].ravel() for measures in of_sublayers if name in measures])
+            name: jnp.concatenate([measures[name].ravel() for measures in by_sublayer if name in measures])
             for name in names
         }
 
 
 def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Block:
-    """`count` blocks as one module, whose arrays have them as their first dimension."""
+    """Builds `count` blocks as one module; its arrays have the blocks as their first dimension."""
 
     @nnx.split_rngs(splits=count)
     @nnx.vmap(in_axes=(0,), out_axes=0)
     def make(rngs: nnx.Rngs) -> Block:
         return Block(layers, rngs=rngs)
 
+    # Values that differ by layer, such as windows: each block of the stack gets those of its layers.
     stacked = make(rngs)
     for i, sublayer in enumerate(stacked.sublayers):
         numbers_N = np.arange(count, dtype=np.int32) * len(layers) + stacked.layer_and_index(i)[0]
@@ -162,8 +166,8 @@ def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Block
 def unstack(stacked: Block, count: int) -> list[Block]:
     """The `count` blocks of `stack`, each with a copy of its parameters."""
     graph, parameters = nnx.split(stacked)
-    slice_of = lambda i: jax.tree.map(lambda x: x[i], parameters)
-    return [nnx.merge(graph, slice_of(i)) for i in range(count)]
+    take_block = lambda i: jax.tree.map(lambda x: x[i], parameters)
+    return [nnx.merge(graph, take_block(i)) for i in range(count)]
 
 
 def restack(stacked: Block, blocks: list[Block]) -> Block:
@@ -173,25 +177,26 @@ def restack(stacked: Block, blocks: list[Block]) -> Block:
     return nnx.merge(graph, jax.tree.map(lambda *xs: jnp.stack(xs), *parameters))
 
 
-def penalty_of_all(stacked: Block) -> jax.Array | None:
+def total_penalty(stacked: Block) -> jax.Array | None:
     """Sum over the layers; None: no sublayer has a penalty."""
     if all(type(sublayer).penalty is Sublayer.penalty for sublayer in stacked.sublayers):
         return None
-    return jnp.sum(_of_each(stacked, Block.penalty))
+    return jnp.sum(_map_blocks(stacked, Block.penalty))
 
 
-def measures_of_all(stacked: Block) -> dict[str, jax.Array]:
+def summarize_measures(stacked: Block) -> dict[str, jax.Array]:
     """The mean and the maximum over the layers of each measure: {"span_mean": …, "span_max": …}."""
     if all(type(sublayer).measures is Sublayer.measures for sublayer in stacked.sublayers):
         return {}
-    measures, reductions = _of_each(stacked, Block.measures), {"mean": jnp.mean, "max": jnp.max}
+    measures, reductions = _map_blocks(stacked, Block.measures), {"mean": jnp.mean, "max": jnp.max}
     return {f"{name}_{kind}": reduce(x) for name, x in measures.items() for kind, reduce in reductions.items()}
 
 
-def _of_each(stacked: Block, method: Callable[[Block], Any]) -> Any:
-    """The results for each block, stacked."""
+def _map_blocks(stacked: Block, method: Callable[[Block], Any]) -> Any:
+    """Applies a method to each block of a stack; the results are stacked."""
+    # vmap over the parameters, since all blocks share one graph.
     graph, parameters = nnx.split(stacked)
-    return jax.vmap(lambda own: method(nnx.merge(graph, own)))(parameters)
+    return jax.vmap(lambda block: method(nnx.merge(graph, block)))(parameters)
 
 
 def constrain_residual(x_BxLxD: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The head of classification: one vector a row, and a logit for each label."""
+"""The classification head: pools a sequence to one vector, and maps it to a logit for each label."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from flash_lm.models.output_heads import HeadInputs, HeadKind, Losses, register_
 
 def _mean(features_BxLxD: jax.Array, real_BxL: jax.Array) -> jax.Array:
     """Mean over the tokens that are not padding, summed in float32."""
+    # bfloat16 would lose small features in a sum over a long sequence.
     weights_BxLx1 = real_BxL[..., None].astype(jnp.float32)
     sums_BxD = (features_BxLxD.astype(jnp.float32) * weights_BxLx1).sum(axis=1)
     return (sums_BxD / jnp.maximum(weights_BxLx1.sum(axis=1), 1)).astype(features_BxLxD.dtype)
@@ -52,17 +53,17 @@ class ClassOptions:
 
 
 class Classifier(nnx.Module):
-    """A linear map with an offset, from D to the labels."""
+    """A linear map with a bias, from D to the labels."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Initialises the map as config.init says; the offset is zero."""
+        """Initialises the map by config.init; the bias is zero."""
         count = _count(config)
         self.map = Dense(config.model_dim, count, config, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(count, jnp.dtype(config.param_dtype)), **VECTORS)
 
 
 class ClassHead(NamedTuple):
-    """softmax(features · kernel + bias), over labels; features are one vector a row, so L is 1."""
+    """softmax(features · kernel + bias), over labels; features are one vector per sequence, so L is 1."""
 
     kernel_DxC: jax.Array
     bias_C: jax.Array
@@ -70,16 +71,17 @@ class ClassHead(NamedTuple):
     def logits(self, features_xD: jax.Array) -> jax.Array:
         """…×C float32."""
         kernel_DxC = self.kernel_DxC.astype(features_xD.dtype)
-        found_xC = jnp.matmul(features_xD, kernel_DxC, preferred_element_type=jnp.float32)
-        return found_xC + jnp.broadcast_to(self.bias_C.astype(jnp.float32), found_xC.shape)
+        logits_xC = jnp.matmul(features_xD, kernel_DxC, preferred_element_type=jnp.float32)
+        return logits_xC + jnp.broadcast_to(self.bias_C.astype(jnp.float32), logits_xC.shape)
 
     def loss(self, inputs: HeadInputs, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Losses:
-        """See `Head`; there is no large array to cut into chunks or parts, and there are no penalties."""
+        """See `Head`; labels are few, so nothing is computed in chunks, and there are no penalties."""
         del z_loss, label_smoothing
         return weighted_sum(self.scores(inputs)["nll"], inputs.weights_BxL), {}
 
     def scores(self, inputs: HeadInputs) -> dict[str, jax.Array]:
         """See `Head`; and "confusion", with a 1 at the label (first axis) and the prediction (second), B×L×C×C."""
+        # Sums of "confusion" over examples are the confusion matrix.
         logits_BxLxC = self.logits(inputs.features_BxLxD)
         nll_BxL = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxC, inputs.targets_BxL)
         one_hot = lambda x_BxL: jax.nn.one_hot(x_BxL, logits_BxLxC.shape[-1])

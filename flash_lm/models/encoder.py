@@ -1,4 +1,4 @@
-"""The encoder of a model that reads a source: a stack of layers without an embedding or a head of its own."""
+"""The encoder of an encoder-decoder model: a stack of layers that shares the model's embedding and has no head."""
 
 import jax
 from flax import nnx
@@ -9,7 +9,7 @@ from flash_lm.models.model_inputs import ModelInputs
 
 
 class Encoder(LayerStack):
-    """The layers over a model's source; it shares the model's embedding."""
+    """The encoder's layers; the embedding is an argument of the call."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Builds the encoder of a config from `encoder_of`."""

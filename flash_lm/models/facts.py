@@ -1,7 +1,7 @@
-"""Facts about a family without running it: size, decode state and FLOPs, computed from shapes only.
+"""Parameters, decode state size and FLOPs of a family, computed from shapes without running it.
 
-FLOPs are model FLOPs in closed form: those that the equations need, whatever the program computes. XLA's cost analysis
-counts a scanned layer once and recomputation twice, so it is of no use for utilisation.
+FLOPs are model FLOPs in closed form: those of the equations, whatever the program computes. XLA's cost analysis counts
+a scanned layer once and recomputation twice, so it is of no use for utilisation.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from flash_lm.config.registry import FAMILIES
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.models.language_model import LanguageModel, build_model
 
-# Each of a product's two gradients is a product, too (PaLM, appendix B, counts in the same way).
+# A matrix product has two gradients, each of them a product of the same FLOPs (PaLM, appendix B, counts the same way).
 FORWARD_AND_BACKWARD = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The facts of a family at one size.
+    """Parameters, decode state size and FLOPs of a family at one size.
 
     Attributes:
         config: complete config of the model.
         sublayers: class names of a layer's sublayers; a core's name follows that of its projections.
-        parameters: number of trained parameters, at the config's own max_length.
-        state_bytes: size of one row's decode state, by capacity in tokens; empty: decoding is not supported.
-        flops: forward FLOPs a token, by row length.
+        parameters: number of trained parameters, at the config's max_length.
+        state_bytes: bytes of decode state per sequence, by capacity in tokens; empty: decoding is not supported.
+        flops: forward FLOPs per token, by sequence length.
     """
 
     config: ModelConfig
@@ -45,39 +45,41 @@ class Facts:
 
 
 def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[int, ...]) -> Facts:
-    """The facts of a family.
+    """Computes the facts of a family.
 
     Args:
         family: a row of the table.
         config: `config.model` of an experiment, with a vocabulary; it is copied for this family and each length.
         capacities: capacities of decode states, in tokens.
-        lengths: row lengths, in tokens.
+        lengths: sequence lengths, in tokens.
     """
+    # A model per capacity and length, since positions and windows may depend on max_length; only shapes are made.
     causal = "causal" in FAMILIES[family].serves
-    own = _model(family, config, config.max_length, causal)
+    base_model = _model(family, config, config.max_length, causal)
     states = {}
     for capacity in capacities if causal else ():
         model = _model(family, config, capacity, causal)
         states[capacity] = _bytes(jax.eval_shape(lambda model=model, capacity=capacity: model.init_state(1, capacity)))
+    # FLOPs, parameters and names of sublayers.
     flops = {length: _model(family, config, length, causal).flops_per_token(length) for length in lengths}
-    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(own, nnx.Param)))
-    sublayers = tuple(_name(sublayer) for sublayer in own.layers.sublayers)
-    return Facts(own.config, sublayers, parameters, states, flops)
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(base_model, nnx.Param)))
+    sublayers = tuple(_name(sublayer) for sublayer in base_model.layers.sublayers)
+    return Facts(base_model.config, sublayers, parameters, states, flops)
 
 
 def training_flops(model: LanguageModel, tokens: int, length: int) -> float:
-    """Model FLOPs of one training step, 2mnk a product, only visible pairs; without recomputation and the update.
+    """Model FLOPs of one training step, 2mnk per product, only visible pairs; without recomputation and the update.
 
     Args:
-        model: the model; it may have shapes in place of arrays.
-        tokens: tokens in the step.
-        length: length of a row.
+        model: the model; it may have shapes instead of arrays.
+        tokens: number of tokens per step.
+        length: sequence length.
     """
     return FORWARD_AND_BACKWARD * tokens * model.flops_per_token(length)
 
 
 def _model(family: str, config: Any, max_length: int, causal: bool) -> LanguageModel:
-    """A model with shapes in place of arrays."""
+    """A model with shapes instead of arrays."""
     config = config.copy_and_resolve_references()
     config.update(family=family, causal=causal, max_length=max_length)
     return nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))

@@ -1,4 +1,4 @@
-"""The language model: whole rows in training, a state in decoding, and rows that continue from a state."""
+"""`LanguageModel`: the parallel form for training, prefill and step for decoding, and training with a carried state."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,28 +18,29 @@ from flash_lm.families.encoder import encoder_of
 from flash_lm.families.family import complete
 from flash_lm.layers.context import Context, memory_of, rows_beyond
 from flash_lm.layers.dense import EMBEDDING_INITS
-from flash_lm.models.block import Block, constrain_residual, measures_of_all, penalty_of_all, restack, unstack
+from flash_lm.models.block import Block, constrain_residual, restack, summarize_measures, total_penalty, unstack
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.encoder import Encoder
 from flash_lm.models.layer_stack import LayerStack
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.models.output_heads import Head
 
-_OF_THE_ENCODER = 0xE7C0  # keeps the encoder's random numbers separate from those of the layers
+_ENCODER_KEY = 0xE7C0  # folded into the dropout key: the encoder's random numbers differ from those of the layers
 
-_NO_SOURCE = "this model has an encoder, which reads a source beside the tokens: give source=…"
+_NO_SOURCE = "this model has an encoder, which reads a source besides the tokens: give source=…"
 _NO_ENCODER = "this model has no encoder to read a source: set --config.model.encoder.family, or give no source"
 
 
 class LanguageModel(LayerStack):
     """A family's language model; `flash_lm.build_model` makes one from a ConfigDict.
 
-    A call gives the logits of whole rows. `init_state`, `prefill` and `step` decode: they give the same logits, of some
-    tokens after others.
+    A call returns the logits of all tokens in parallel. `init_state`, `prefill` and `step` decode: they return the same
+    logits for pieces of the sequence, one after another.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Builds the model of a complete config; the layers' parameters are stacked along a first dimension."""
+        # The embedding, the stack of layers, the parameters of the head if it has any, and the encoder.
         self.config = config
         init = EMBEDDING_INITS[config.init]
         shape = (config.vocab_size, config.model_dim)
@@ -49,7 +50,7 @@ class LanguageModel(LayerStack):
             setattr(self, name, parameter)
         self.encoder = Encoder(encoder_of(config), rngs=rngs) if config.encoder else None
 
-    # Whole rows, for training and scoring.
+    # The parallel form, for training and scoring.
 
     def __call__(
         self,
@@ -65,27 +66,28 @@ class LanguageModel(LayerStack):
 
         Args:
             inputs_BxL: token ids.
-            segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
+            segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document per sequence.
             positions: B×L, position of each token in its document; None: counted from the document's start.
             dropout_key: key for dropout; None: deterministic.
             prefix: number of first tokens of a token's document that all of the document sees, even ahead, B×(L or 1)
                 int32; None: none.
-            source: B×M token ids, which an encoder reads and every token sees; None: the model has no encoder.
-            source_segment_ids: B×M, the segment ids of the tokens that see each, 0 = padding; None: all do.
+            source: B×M token ids for the encoder, whose features every token sees; None: the model has no encoder.
+            source_segment_ids: B×M, for each source token the segment id of the tokens that see it, 0 = padding; None:
+                all tokens see it.
 
         Returns:
-            B×L×V float32; with a head that describes a row by one vector, B×1×(its outputs).
+            B×L×V float32; with a head that pools, such as that of classification, B×1×(its outputs).
 
         Raises:
-            ValueError: rows are longer than the family's positions allow; or, outside jit, a row has several documents,
-                which the family cannot separate. Inside jit its logits are NaN. Or the family has no prefixes, or
-                there is a source and no encoder, or an encoder and no source.
+            ValueError: sequences are longer than the family's positions allow; or, outside jit, a sequence has several
+                documents, which the family cannot separate (inside jit its logits are NaN); or the family has no
+                prefixes; or a source is given without an encoder, or is missing.
         """
         inputs = ModelInputs(inputs_BxL, segment_ids, positions, prefix, source, source_segment_ids)
-        return self.logits(self.pooled(self.features(inputs, dropout_key), segment_ids))
+        return self.logits(self.pool(self.features(inputs, dropout_key), segment_ids))
 
     def features(self, inputs: ModelInputs, dropout_key: jax.Array | None = None) -> jax.Array:
-        """As a call, up to the last norm: B×L×D in the computation's dtype."""
+        """The output of the last norm, B×L×D in the computation's dtype; arguments as in `ModelInputs`."""
         x_BxLxD, context = self.embed(inputs, dropout_key)
         return self._apply_layers(x_BxLxD, context)[0]
 
@@ -95,18 +97,19 @@ class LanguageModel(LayerStack):
         """Applies `measure` to the activations, B×L×D, and returns the results.
 
         Returns:
-            "embedding": of the embedded tokens; "layers": after each layer, stacked; "norm": of the features;
-            "encoder": of the source's features, B×M×D, if there is an encoder.
+            "embedding": of the embedded tokens; "layers": after each layer, stacked; "norm": after the last norm;
+            "encoder": of the source's features, B×M×D, if the model has an encoder.
         """
         x_BxLxD, context = self.embed(inputs, dropout_key)
-        of_encoder = {} if context.memory is None else {"encoder": measure(context.memory.x_BxMxD)}
-        return self._apply_layers(x_BxLxD, context, measure)[1] | of_encoder
+        encoder_result = {} if context.memory is None else {"encoder": measure(context.memory.x_BxMxD)}
+        return self._apply_layers(x_BxLxD, context, measure)[1] | encoder_result
 
     def embed(self, inputs: ModelInputs, dropout_key: jax.Array | None = None) -> tuple[jax.Array, Context]:
-        """The input of the first layer, B×L×D, without dropout, and its context, with the encoder's features in it."""
+        """The input of the first layer, B×L×D, without dropout, and its context, with the encoder's features."""
         self.check_prefix(inputs.prefix_BxL)
         x_BxLxD, context = self._embed_rows(self.embedding[...], inputs, dropout_key)
         source_BxM, source_ids_BxM = inputs.source_BxM, inputs.source_segment_ids_BxM
+        # The source goes through the encoder, and its features into the context for cross attention.
         if (source_BxM is None) != (self.encoder is None):
             raise InputError(_NO_SOURCE if source_BxM is None else _NO_ENCODER)
         if source_BxM is not None:
@@ -126,11 +129,11 @@ class LanguageModel(LayerStack):
         """The features of a source, B×M×D, which cross attention reads; arguments as in `ModelInputs`."""
         if self.encoder is None:
             raise InputError(_NO_ENCODER)
-        key = None if dropout_key is None else jax.random.fold_in(dropout_key, _OF_THE_ENCODER)
+        key = None if dropout_key is None else jax.random.fold_in(dropout_key, _ENCODER_KEY)
         return self.encoder(self.embedding[...], ModelInputs(source_BxM, segment_ids, packed=packed), key)
 
-    def pooled(self, features_BxLxD: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
-        """What the head takes: the features as they are, or one vector per row, B×1×D."""
+    def pool(self, features_BxLxD: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+        """Pools the features to one vector per sequence, B×1×D, if the head asks for it."""
         pool = HEADS[self.config.head].pool
         if pool is None:
             return features_BxLxD
@@ -142,29 +145,29 @@ class LanguageModel(LayerStack):
         return self.head().logits(features_BxLxD)
 
     def head(self) -> Head:
-        """The head, which turns features into a distribution over the vocabulary."""
+        """The output head with the model's parameters."""
         return HEADS[self.config.head].bind(self)
 
     def penalty(self) -> jax.Array | None:
-        """Sum over the layers of what their sublayers add to the loss, nats a target; None: nothing."""
-        penalties = [x for stack in self._stacks() if (x := penalty_of_all(stack.layers)) is not None]
+        """Sum over the layers of the penalties that their sublayers add to the loss, nats per target; None: none."""
+        penalties = [x for stack in self._stacks() if (x := total_penalty(stack.layers)) is not None]
         return sum(penalties[1:], start=penalties[0]) if penalties else None
 
     def measures(self) -> dict[str, jax.Array]:
-        """What training logs of the parameters, such as the mean span of all heads."""
-        of_encoder = measures_of_all(self.encoder.layers) if self.encoder else {}
-        return measures_of_all(self.layers) | {f"encoder_{name}": x for name, x in of_encoder.items()}
+        """Statistics of the parameters for the training log, such as the mean span of all heads."""
+        encoder_measures = summarize_measures(self.encoder.layers) if self.encoder else {}
+        return summarize_measures(self.layers) | {f"encoder_{name}": x for name, x in encoder_measures.items()}
 
     def flops_per_token(self, length: int) -> float:
-        """Forward model FLOPs a token of a row of `length` tokens, logits included, and those of a source as long."""
+        """Forward model FLOPs per token at sequence length `length`, with the logits, and a source of equal length."""
         layers = sum(x.num_blocks * x.layers.flops_per_token(length, bool(x.config.causal)) for x in self._stacks())
         return layers + 2 * self.config.model_dim * HEADS[self.config.head].outputs(self.config)
 
     def check_prefix(self, prefix: jax.Array | None) -> None:
-        """Checks that tokens may see a prefix both ways, if there is one.
+        """Checks that the model supports a bidirectional prefix, if one is given.
 
         Raises:
-            InputError: the model is bidirectional, or a family's sublayers have no such form.
+            InputError: the model is bidirectional, or a family's sublayers do not support prefixes.
         """
         if prefix is None:
             return
@@ -176,7 +179,7 @@ class LanguageModel(LayerStack):
             raise InputError.of(problems)
 
     def _stacks(self) -> list[LayerStack]:
-        """The model and its encoder, if there is one."""
+        """The stacks of layers: the model itself, and its encoder."""
         return [self] if self.encoder is None else [self, self.encoder]
 
     # Decoding: in parallel (`prefill`) and token by token (`step`).
@@ -198,12 +201,13 @@ class LanguageModel(LayerStack):
 
         Args:
             batch_size: B.
-            capacity: largest number of tokens in a row, for states that grow. None: max_length.
+            capacity: largest number of tokens per sequence, for states that grow. None: max_length.
 
         Raises:
-            ValueError: the model is bidirectional, its normalizer needs the whole row, or its positions end before
+            ValueError: the model is bidirectional, its normalizer needs the full sequence, or its positions end before
                 `capacity`.
         """
+        # Every block has states of the same shapes, so the scan stacks them like the parameters.
         self.check_decodable()
         capacity = self.config.max_length if capacity is None else capacity
         self.check_length(capacity)
@@ -215,16 +219,17 @@ class LanguageModel(LayerStack):
         return DecodeState(jnp.zeros(batch_size, jnp.int32), states, capacity)
 
     def remember(self, source_BxM: jax.Array, state: DecodeState, lengths_B: jax.Array | None = None) -> DecodeState:
-        """Reads a source with the encoder: the state then has its keys and values, and the tokens attend to it.
+        """Encodes a source, and adds its keys and values for cross attention to the state.
 
         Args:
             source_BxM: token ids, padded on the right.
             state: state from `init_state`.
-            lengths_B: tokens of each source; None: all.
+            lengths_B: number of tokens per source; None: all.
 
         Raises:
             InputError: the model has no encoder, or the source is longer than model.max_length.
         """
+        # One forward pass of the encoder; padding has segment id 0.
         self._check_source(source_BxM.shape[1])
         if lengths_B is None:
             lengths_B = jnp.full(source_BxM.shape[0], source_BxM.shape[1], jnp.int32)
@@ -243,22 +248,22 @@ class LanguageModel(LayerStack):
         lengths_B: jax.Array | None = None,
         prefix_B: jax.Array | None = None,
     ) -> tuple[jax.Array, DecodeState]:
-        """Consumes tokens in parallel, starting at any position of each row.
+        """Consumes tokens in parallel; each sequence may be at any position.
 
         Args:
             inputs_BxL: token ids, padded on the right; L may be 0.
             state: state before these tokens.
-            lengths_B: tokens to consume in each row, 0 … L; None: all.
-            prefix_B: number of first tokens of each row that all of it sees, even ahead; all of them must be in one
-                call. None: none.
+            lengths_B: tokens to consume per sequence, 0 … L; None: all.
+            prefix_B: number of first tokens of each sequence that all of its tokens see, even ahead; one call must
+                have all of them. None: none.
 
         Returns:
             B×L×V float32, meaningless at padding; and the state after the tokens.
 
         Raises:
-            ValueError: bidirectional model, a family without prefixes, or, outside jit, a row exceeds the capacity or
-                has only a part of its prefix in this call. Inside jit its logits are NaN. So are those of a row whose
-                encoder has read no source, see `remember`.
+            ValueError: bidirectional model, a family without prefixes, or, outside jit, a sequence exceeds the
+                capacity or has only a part of its prefix in this call. Inside jit its logits are NaN. They are also NaN
+                if the encoder has read no source, see `remember`.
         """
         if lengths_B is None:
             lengths_B = jnp.full(inputs_BxL.shape[0], inputs_BxL.shape[1], jnp.int32)
@@ -268,30 +273,30 @@ class LanguageModel(LayerStack):
     def prefill_last(
         self, inputs_BxL: jax.Array, state: DecodeState, lengths_B: jax.Array, prefix_B: jax.Array | None = None
     ) -> tuple[jax.Array, DecodeState]:
-        """As `prefill`, with only the logits of each row's last token, B×V; meaningless if a row consumed none."""
+        """`prefill` with the logits of each sequence's last token only, B×V; meaningless if it consumed none."""
         features_BxLxD, state = self._prefill(inputs_BxL, state, lengths_B, prefix_B)
         last_Bx1x1 = jnp.maximum(lengths_B - 1, 0)[:, None, None]
         return self.logits(jnp.take_along_axis(features_BxLxD, last_Bx1x1, axis=1)[:, 0]), state
 
     def step(self, tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-        """Consumes one token a row: B×V float32 and the state after it; raises as `prefill` does."""
+        """Consumes one token per sequence: B×V float32 and the state after it; raises as `prefill` does."""
         logits_BxV, state = self._step(tokens_B, state, self._scan)
         return logits_BxV, self._settle(state, self._scan)
 
     @property
     def state_grows(self) -> bool:
-        """Whether the decode state grows with the tokens that it may hold."""
+        """Whether the decode state grows with its capacity."""
         return any(sublayer.state_grows for sublayer in self.layers.sublayers)
 
     @property
     def settles_every(self) -> set[int]:
-        """Row lengths at whose multiples a state must be settled."""
+        """Sequence lengths at whose multiples a state must be settled, see `Sublayer.settle`."""
         return {n for sublayer in self.layers.sublayers if (n := sublayer.settles_every) is not None}
 
     # Decoding with unstacked blocks, for loops over tokens: a scan would copy each layer's slice for each token.
 
     def unstacked_blocks(self) -> list[Block]:
-        """A separate module for each block of the layer scan; copies of their parameters, to be made before a loop."""
+        """A separate module for each block of the layer scan, with copies of its parameters, for loops over tokens."""
         return unstack(self.layers, self.num_blocks)
 
     def restack(self, blocks: list[Block]) -> None:
@@ -301,29 +306,30 @@ class LanguageModel(LayerStack):
     def step_unstacked(
         self, tokens_B: jax.Array, state: DecodeState, blocks: list[Block]
     ) -> tuple[jax.Array, DecodeState]:
-        """As `step`, for a state from `unstacked` and modules from `unstacked_blocks`.
+        """`step` for a state from `DecodeState.unstack` and modules from `unstacked_blocks`.
 
-        After a step that brings a row to a multiple of a number in `settles_every`, call `settle_unstacked`.
+        Call `settle_unstacked` after a step that brings a sequence to a multiple of a number in `settles_every`.
         """
-        return self._step(tokens_B, state, _one_by_one(blocks))
+        return self._step(tokens_B, state, _unrolled_scan(blocks))
 
     def settle_unstacked(self, state: DecodeState, blocks: list[Block]) -> DecodeState:
-        """Does the work that `step_unstacked` has put off."""
-        return self._settle(state, _one_by_one(blocks))
+        """Folds finished chunks into an unstacked state, which `step_unstacked` does not do."""
+        return self._settle(state, _unrolled_scan(blocks))
 
-    # Training on rows that continue those of the batch before.
+    # Training with a carried state: the sequences of a batch continue those of the batch before.
 
     def check_carried(self) -> None:
-        """Checks that a state can be carried from row to row, over texts of any length.
+        """Checks that a state can be carried from batch to batch, over documents of any length.
 
         Raises:
             InputError: decoding is not supported, the state grows, or positions end.
         """
+        # Three obstacles: positions that end, states that grow, and what a sublayer itself declares.
         self.check_decodable()
         longest, key = self._bound
         if longest is not None:
-            of_family = any(sublayer.longest is not None for sublayer in self.layers.sublayers)
-            other = "use another family" if of_family else "set --config.model.absolute_positions=none"
+            set_by_family = any(sublayer.longest is not None for sublayer in self.layers.sublayers)
+            other = "use another family" if set_by_family else "set --config.model.absolute_positions=none"
             raise InputError(
                 f"positions of family {self.config.label} end at {key}={longest}, and a text that is carried from row "
                 f"to row does not: {other}"
@@ -345,26 +351,28 @@ class LanguageModel(LayerStack):
         begins_B: jax.Array,
         dropout_key: jax.Array | None = None,
     ) -> tuple[jax.Array, DecodeState]:
-        """The features of rows that continue from a state, as `features` and `prefill` at once, for training.
+        """The features of sequences that continue from a state: `prefill` with dropout and without logits.
 
         Args:
             inputs_BxL: token ids, padded on the right.
             state: state before these tokens.
-            lengths_B: tokens in each row, 0 … L.
-            begins_B: which rows begin a document, and forget their state.
+            lengths_B: number of tokens per sequence, 0 … L.
+            begins_B: which sequences begin a document; their state is reset.
             dropout_key: key for dropout; None: deterministic.
 
         Returns:
             B×L×D, meaningless at padding; and the state after the tokens.
         """
-        state = state.with_rows(begins_B, self.init_state(begins_B.size, state.capacity))
+        # Where a document begins, the state is empty again.
+        state = state.replace_rows(begins_B, self.init_state(begins_B.size, state.capacity))
         positions_BxL = state.next_positions(inputs_BxL.shape[1])
         context = Context(positions_BxL=positions_BxL, lengths_B=lengths_B, dropout_key=dropout_key)
         x_BxLxD, context = self._embed_tokens(self.embedding[...], inputs_BxL, context)
         x_BxLxD = self._drop_embedded(x_BxLxD, dropout_key)
 
-        def apply(block: Block, x_BxLxD: jax.Array, own: tuple[jax.Array, Any]):
-            index, states = own
+        # The blocks, each with its own dropout key and state.
+        def apply(block: Block, x_BxLxD: jax.Array, per_block: tuple[jax.Array, Any]):
+            index, states = per_block
             return block.carry(x_BxLxD, context.fold_in(index), states)
 
         numbers = jnp.arange(self.num_blocks)
@@ -388,8 +396,8 @@ class LanguageModel(LayerStack):
         )
         features_BxLxD, after = self._decode("prefill", inputs_BxL, context, state, self._scan)
         if prefix_B is not None:
-            torn_B = _torn(prefix_B, state.positions_B, lengths_B)
-            features_BxLxD = jnp.where(torn_B[:, None, None], jnp.nan, features_BxLxD)
+            split_B = _has_split_prefix(prefix_B, state.positions_B, lengths_B)
+            features_BxLxD = jnp.where(split_B[:, None, None], jnp.nan, features_BxLxD)
         return features_BxLxD, after
 
     def _step(self, tokens_B: jax.Array, state: DecodeState, scan: Callable):
@@ -407,15 +415,18 @@ class LanguageModel(LayerStack):
         return dataclasses.replace(state, layers=scan(apply, None, state.layers)[1])
 
     def _decode(self, method: str, inputs_BxL: jax.Array, context: Context, state: DecodeState, scan: Callable):
-        """Features B×L×D after the last norm; NaN in rows that exceed the state or the positions.
+        """Features B×L×D after the last norm; NaN in sequences that exceed the state or the positions.
 
-        `scan` passes x through the blocks and their states: `_scan`, or that of `_one_by_one`.
+        `scan` passes x through the blocks and their states: `_scan`, or the result of `_unrolled_scan`.
         """
+        # Which sequences end beyond the capacity or the positions.
         assert context.lengths_B is not None
         end_B = state.positions_B + context.lengths_B
         grows = self.state_grows
         longest, key = self._bound
         beyond_B = rows_beyond(end_B, state.capacity if grows else longest, grows, key)
+
+        # Embedding, blocks, last norm; a step has no axis for the length.
         x, context = self._embed_tokens(self.embedding[...], inputs_BxL, context)
         if method == "step":
             x = x[:, 0]
@@ -429,25 +440,25 @@ class LanguageModel(LayerStack):
         return features, DecodeState(end_B, states, state.capacity)
 
 
-def _torn(prefix_B: jax.Array, start_B: jax.Array, lengths_B: jax.Array) -> jax.Array:
-    """Which rows have a prefix of which this call has only a part; a row without tokens here may wait.
+def _has_split_prefix(prefix_B: jax.Array, start_B: jax.Array, lengths_B: jax.Array) -> jax.Array:
+    """Which sequences have only a part of their prefix in this call, B; a sequence may also have none of it yet.
 
     Raises:
-        InputError: outside jit, a row has one.
+        InputError: outside jit, a sequence has a part of its prefix.
     """
     inside_B = (start_B < prefix_B) & (lengths_B > 0)
-    torn_B = inside_B & ((start_B > 0) | (start_B + lengths_B < prefix_B))
-    if not isinstance(torn_B, Tracer) and torn_B.any():
-        row = int(torn_B.argmax())
+    split_B = inside_B & ((start_B > 0) | (start_B + lengths_B < prefix_B))
+    if not isinstance(split_B, Tracer) and split_B.any():
+        row = int(split_B.argmax())
         raise InputError(
             f"row {row} has a prefix of {int(prefix_B[row])} tokens, and this call its tokens {int(start_B[row])} to "
             f"{int((start_B + lengths_B)[row])}: one call must have the whole prefix"
         )
-    return torn_B
+    return split_B
 
 
-def _one_by_one(blocks: list[Block]) -> Callable:
-    """Passes x through separate blocks and their states, as `LayerStack._scan` does through stacked ones."""
+def _unrolled_scan(blocks: list[Block]) -> Callable:
+    """A loop with the interface of `LayerStack._scan` over separate blocks and their states."""
 
     def scan(apply: Callable, x: Any, states: list[Any]) -> tuple[Any, list[Any]]:
         states_after = []
@@ -463,11 +474,11 @@ def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:
     """Builds a model from `config.model` of any config file.
 
     Args:
-        config: a ConfigDict with the schema of `model` in configs/base.py; if `causal` is open, it is True
-            where the family has a causal form.
+        config: a ConfigDict with the schema of `model` in configs/base.py; if `causal` is open, it is True if the
+            family has a causal form.
         rngs: random numbers for the parameters.
 
     Raises:
-        InputError: lists every problem of the config, one a line.
+        InputError: lists every problem of the config, one per line.
     """
     return LanguageModel(complete(parse_model(config)), rngs=rngs)

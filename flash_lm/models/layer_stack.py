@@ -1,4 +1,4 @@
-"""`LayerStack`: absolute positions, layers and a last norm, which a language model and an encoder have in common."""
+"""`LayerStack`: absolute positions, a scan over the layers and a last norm; the base of model and encoder."""
 
 import dataclasses
 from collections.abc import Callable
@@ -28,12 +28,13 @@ REMAT_POLICIES = {
 
 
 class LayerStack(nnx.Module):
-    """Absolute positions, layers and a norm, between an embedding and a head that are not its own."""
+    """Absolute positions, layers and a last norm; embedding and head belong to the subclass or the caller."""
 
     config: ModelConfig
 
     def _build(self, *, rngs: nnx.Rngs) -> None:
-        """Makes the parameters; the layers' are stacked along a first dimension."""
+        """Initialises the parameters; those of the layers are stacked along a first dimension."""
+        # Positions, blocks and norm, in this order: the random numbers of a seed depend on it.
         config = self.config
         has_positions = config.absolute_positions != "none"
         self.positions = ABSOLUTE_POSITIONS[config.absolute_positions](config, rngs=rngs) if has_positions else None
@@ -44,19 +45,20 @@ class LayerStack(nnx.Module):
 
     @property
     def longest(self) -> int | None:
-        """Largest number of tokens in a row that the positions allow; None: any."""
+        """Largest sequence length that the positions allow; None: any."""
         return self._bound[0]
 
     @property
     def _bound(self) -> tuple[int | None, str]:
         """`longest`, and the key that sets it."""
+        # Learned positions of the model, and the bounds of the sublayers, such as AFT's position biases.
         learned = [(self.config.max_length, "model.max_length")]
         bounds = learned if self.config.absolute_positions == "learned" else []
         bounds = bounds + [(x.longest, x.longest_key) for x in self.layers.sublayers if x.longest is not None]
         return min(bounds, key=lambda bound: bound[0], default=(None, ""))
 
     def check_length(self, length: int) -> None:
-        """Checks that the positions suffice for rows of this length.
+        """Checks that the positions suffice for this sequence length.
 
         Raises:
             InputError: they do not.
@@ -71,7 +73,8 @@ class LayerStack(nnx.Module):
     def _embed_rows(
         self, table_VxD: jax.Array, inputs: ModelInputs, dropout_key: jax.Array | None
     ) -> tuple[jax.Array, Context]:
-        """The input of the first layer, without dropout, of whole rows; the rows' source is not read."""
+        """The input of the first layer, without dropout, for the parallel form, and its context without a source."""
+        # The context: positions, documents and the prefix.
         length, separates = inputs.tokens_BxL.shape[1], "packed" in served(self.config.families)
         self.check_length(length)
         context = of_rows(
@@ -84,17 +87,18 @@ class LayerStack(nnx.Module):
             dropout_key=dropout_key,
         )
         x_BxLxD, context = self._embed_tokens(table_VxD, inputs.tokens_BxL, context)
-        # Only rows that may have several documents, of a family that takes one, are looked at.
+        # A family that cannot separate documents takes one per sequence, which costs a check if there may be more.
         if inputs.packed and not separates and inputs.segment_ids_BxL is not None and context.segments is not None:
             x_BxLxD = of_one_document(x_BxLxD, context.segments)
         return x_BxLxD, context
 
     def _embed_tokens(self, table_VxD: jax.Array, tokens_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        """Embeds, adds absolute positions, and makes the rotary tables once for all layers."""
+        """Embeds tokens, adds absolute positions, and computes the rotary tables once for all layers."""
         # A token outside the vocabulary gives NaN; clamping it would silently give a wrong answer.
         x_BxLxD = replicate(table_VxD).at[tokens_BxL].get(mode="fill", fill_value=jnp.nan)
         if self.positions is not None:
             x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
+        # One table per width of queries and keys: patterns may mix families.
         widths = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
         tables = {
             width: rotary_table(context.positions_BxL, width, self.config.rotary_base) for width in sorted(widths)
@@ -103,19 +107,20 @@ class LayerStack(nnx.Module):
         return x_BxLxD.astype(jnp.dtype(self.config.dtype)), context
 
     def _drop_embedded(self, x_BxLxD: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-        """Dropout of the first layer's input."""
+        """Applies dropout to the input of the first layer."""
         if dropout_key is None:
             return x_BxLxD
-        # The blocks fold in numbers below num_layers.
+        # The blocks fold in smaller numbers, so the key is different.
         return drop(x_BxLxD, self.config.dropout, jax.random.fold_in(dropout_key, self.config.num_layers))
 
     def _apply_layers(
         self, x_BxLxD: jax.Array, context: Context, measure: Callable[[jax.Array], Any] = lambda x_BxLxD: ()
     ) -> tuple[jax.Array, dict[str, Any]]:
-        """The features, B×L×D after the last norm, and the results of `measure` on the activations.
+        """Applies the layers and the last norm.
 
         Returns:
-            The features; and "embedding": of the input, "layers": after each layer, stacked, "norm": of the features.
+            The features, B×L×D; and the results of `measure`, "embedding": on the input, "layers": after each layer,
+            stacked, "norm": on the features.
         """
         x_BxLxD = self._drop_embedded(x_BxLxD, context.dropout_key)
         embedded = measure(x_BxLxD)
@@ -131,11 +136,12 @@ class LayerStack(nnx.Module):
 
     def _scan(self, apply: Callable, carry: Any, per_block: Any) -> tuple[Any, Any]:
         """Passes `carry` through the blocks: carry, output[i] = apply(block[i], carry, per_block[i])."""
+        # lax.scan needs arrays: the body builds the block from the shared graph and its slice of the parameters.
         graph, stacked = nnx.split(self.layers)
 
         def body(carry, xs):
-            parameters, own = xs
-            return apply(nnx.merge(graph, parameters), carry, own)
+            parameters, block_input = xs
+            return apply(nnx.merge(graph, parameters), carry, block_input)
 
         if self.config.remat != "none":
             # Inside a loop XLA cannot merge the recomputation with the first computation; unrolled, it would.

@@ -1,6 +1,6 @@
 """Conversion between the Transformer++ with RMS norm and Hugging Face's `LlamaForCausalLM`: names, layouts, settings.
 
-Our kernels, (inputs, outputs), are transposed there; our layers are stacked, and there each has its own name.
+Our kernels, (inputs, outputs), are transposed in PyTorch; our layers are stacked, and a Llama's have a name each.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,12 +12,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 
-_OF_THE_MODEL = {
+_MODEL_NAMES = {
     "embedding": "model.embed_tokens.weight",
     "norm.scale": "model.norm.weight",
     "output_embedding": "lm_head.weight",
 }
-_OF_A_LAYER = {
+_LAYER_NAMES = {
     "norm_sublayer_0.scale": "input_layernorm.weight",
     "sublayer_0.query.kernel": "self_attn.q_proj.weight",
     "sublayer_0.key.kernel": "self_attn.k_proj.weight",
@@ -40,7 +40,7 @@ _SETTINGS = {
     "norm_epsilon": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
 }
-_KINDS = {"norm_epsilon": float, "tie_embeddings": bool}  # all others are whole numbers
+_KINDS = {"norm_epsilon": float, "tie_embeddings": bool}  # all others are integers
 # Our settings for their model.
 _SHAPE = {
     "family": "transformer_plus_plus",
@@ -66,16 +66,16 @@ _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_e
 _IGNORED = "rotary_emb.inv_freq"  # in old checkpoints; it follows from the settings
 
 
-def differing(config: ModelConfig) -> dict[str, Any]:
-    """The keys of a complete `config.model` that are not as in a Llama, with the required values."""
+def unsupported_keys(config: ModelConfig) -> dict[str, Any]:
+    """The keys of a complete `config.model` that differ from a Llama's, with the required values."""
     return {key: value for key, value in _SHAPE.items() if config.get(key) != value}
 
 
-def settings_of(config: ModelConfig) -> dict[str, Any]:
-    """The model settings in their config.json.
+def llama_settings(config: ModelConfig) -> dict[str, Any]:
+    """The model settings of a Llama's config.json.
 
     Args:
-        config: a complete config for which `differing` is empty.
+        config: a complete config for which `unsupported_keys` is empty.
     """
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -90,38 +90,41 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def model_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `config.model` for a model with their config.json.
+    """Keys of `config.model` from a Llama's config.json.
 
     Raises:
         InputError: it is not a Llama, or one that flash_lm does not support; lists every reason.
     """
+    # Sizes and switches by name, with the defaults of transformers.
     if settings.get("model_type") != "llama":
         raise InputError(f"config.json has model_type={settings.get('model_type')}: only llama is supported")
-    found = {**_DEFAULTS, "num_key_value_heads": settings.get("num_attention_heads"), **settings}
-    keys: dict[str, Any] = {ours: found.get(theirs) for ours, theirs in _SETTINGS.items()}
-    wrong = [f"{_SETTINGS[key]}={value}" for key, value in keys.items() if not _is_a(_KINDS.get(key, int), value)]
+    values = {**_DEFAULTS, "num_key_value_heads": settings.get("num_attention_heads"), **settings}
+    keys: dict[str, Any] = {ours: values.get(theirs) for ours, theirs in _SETTINGS.items()}
+    wrong = [f"{_SETTINGS[key]}={value}" for key, value in keys.items() if not _has_type(_KINDS.get(key, int), value)]
     if wrong:
         raise InputError(f"config.json has {', '.join(wrong)}: it is damaged, or the model is not a Llama")
-    wrong = [f"{key}={found[key]}" for key, good in _THEIR_SHAPE.items() if found.get(key, good) != good]
+
+    # Everything else must be as in our Transformer++: activation, biases, head width, rotary base without scaling.
+    wrong = [f"{key}={values[key]}" for key, good in _THEIR_SHAPE.items() if values.get(key, good) != good]
     width = keys["model_dim"] // keys["num_heads"]
-    if found.get("head_dim") not in (None, width):
-        wrong.append(f"head_dim={found['head_dim']}")
-    base = found.get("rope_theta")
+    if values.get("head_dim") not in (None, width):
+        wrong.append(f"head_dim={values['head_dim']}")
+    base = values.get("rope_theta")
     for key in ("rope_scaling", "rope_parameters"):
-        rope = found.get(key) or {}
+        rope = values.get(key) or {}
         if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type", "default")) != "default":
             wrong.append(f"{key}={rope}")
         else:
             base = rope.get("rope_theta", base)
     base = 10_000.0 if base is None else base
-    if not _is_a(float, base):
+    if not _has_type(float, base):
         wrong.append(f"rope_theta={base}")
     if wrong:
         raise InputError(f"config.json has {', '.join(wrong)}, which flash_lm does not support")
     return _SHAPE | keys | {"norm_epsilon": float(keys["norm_epsilon"]), "rotary_base": float(base)}
 
 
-def _is_a(kind: type, value: Any) -> bool:
+def _has_type(kind: type, value: Any) -> bool:
     if kind is bool:
         return isinstance(value, bool)
     good = (int, float) if kind is float else int
@@ -129,52 +132,55 @@ def _is_a(kind: type, value: Any) -> bool:
 
 
 def to_llama(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Their arrays by name, from our parameters on the host."""
-    found, ours = {}, cast(dict[str, np.ndarray], flatten_dict(dict(params), sep="."))
+    """Converts our parameters on the host to a Llama's arrays by name."""
+    arrays, ours = {}, cast(dict[str, np.ndarray], flatten_dict(dict(params), sep="."))
     for name, x in ours.items():
-        if name in _OF_THE_MODEL:
-            found[_OF_THE_MODEL[name]] = x
+        if name in _MODEL_NAMES:
+            arrays[_MODEL_NAMES[name]] = x
             continue
-        own = name.removeprefix("layers.")
+        layer_name = name.removeprefix("layers.")
         for i, layer in enumerate(x):
-            found[_layer(i, own)] = layer.T if own.endswith("kernel") else layer
-    return found
+            arrays[_llama_name(i, layer_name)] = layer.T if layer_name.endswith("kernel") else layer
+    return arrays
 
 
 def from_llama(names: Iterable[str], read: Callable[[str], np.ndarray], config: ModelConfig) -> dict[str, Any]:
-    """Our nested parameters, from their arrays.
+    """Converts a Llama's arrays to our nested parameters.
 
     Args:
-        names: names of all their arrays.
-        read: returns one of them.
+        names: names of all its arrays.
+        read: returns the array of a name.
         config: a complete config from `model_keys`.
 
     Raises:
         InputError: arrays are missing, unknown (such as biases), or of another shape.
     """
-    of_model = [key for key in _OF_THE_MODEL if key != "output_embedding" or not config.tie_embeddings]
+    # The names must be exactly those of the config's layers.
+    model_names = [key for key in _MODEL_NAMES if key != "output_embedding" or not config.tie_embeddings]
     names = list(names)
     if config.num_layers > len(names):
         raise InputError(
             f"config.json has num_hidden_layers={config.num_layers}, and the weights have {len(names)} arrays: it is "
             "damaged, or files are missing"
         )
-    expected = {_OF_THE_MODEL[key] for key in of_model}
-    expected |= {_layer(i, own) for i in range(config.num_layers) for own in _OF_A_LAYER}
-    there = {name for name in names if not name.endswith(_IGNORED)}
+    expected = {_MODEL_NAMES[key] for key in model_names}
+    expected |= {_llama_name(i, layer_name) for i in range(config.num_layers) for layer_name in _LAYER_NAMES}
+    present = {name for name in names if not name.endswith(_IGNORED)}
     if config.tie_embeddings:
-        there -= {_OF_THE_MODEL["output_embedding"]}  # in some files, a copy of the embedding
-    if wrong := [*(f"no {x}" for x in sorted(expected - there)), *(f"also {x}" for x in sorted(there - expected))]:
+        present -= {_MODEL_NAMES["output_embedding"]}  # in some files, a copy of the embedding
+    if wrong := [*(f"no {x}" for x in sorted(expected - present)), *(f"also {x}" for x in sorted(present - expected))]:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise InputError(f"the weights are not those of a Llama without biases: {', '.join(wrong[:5])}{more}")
-    flat = {key: read(_OF_THE_MODEL[key]) for key in of_model}
-    for own in _OF_A_LAYER:
-        layers = [read(_layer(i, own)) for i in range(config.num_layers)]
+
+    # Read layer by layer, transpose kernels, and stack.
+    flat = {key: read(_MODEL_NAMES[key]) for key in model_names}
+    for layer_name in _LAYER_NAMES:
+        layers = [read(_llama_name(i, layer_name)) for i in range(config.num_layers)]
         if len(shapes := {x.shape for x in layers}) > 1:
-            raise InputError(f"{_OF_A_LAYER[own]} has different shapes in different layers: {sorted(shapes)}")
-        flat[f"layers.{own}"] = np.stack([x.T if own.endswith("kernel") else x for x in layers])
+            raise InputError(f"{_LAYER_NAMES[layer_name]} has different shapes in different layers: {sorted(shapes)}")
+        flat[f"layers.{layer_name}"] = np.stack([x.T if layer_name.endswith("kernel") else x for x in layers])
     return unflatten_dict(flat, sep=".")
 
 
-def _layer(i: int, own: str) -> str:
-    return f"model.layers.{i}.{_OF_A_LAYER[own]}"
+def _llama_name(i: int, layer_name: str) -> str:
+    return f"model.layers.{i}.{_LAYER_NAMES[layer_name]}"

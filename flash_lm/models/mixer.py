@@ -1,4 +1,4 @@
-"""A family's attention by itself, for your own Flax model: it makes contexts, counts positions and settles states."""
+"""`Mixer`: a family's token-mixing sublayer as a standalone module, for your Flax model."""
 
 import dataclasses
 from typing import Any
@@ -18,19 +18,19 @@ from flash_lm.layers.context import Context, of_one_document, of_rows, rows_beyo
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.positions import rotary_table
 
-# There is no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used. How
-# many layers the model will have only its owner knows.
-_NOT_OF_A_MIXER = {"vocab_size": 2, "absolute_positions": "none", "residual_init": "as_init"}
+# A mixer has no embedding, so the vocabulary (a config needs at least two words) and absolute positions are not used.
+# The number of layers is unknown, so the initial scale of outputs does not depend on it.
+_UNUSED_KEYS = {"vocab_size": 2, "absolute_positions": "none", "residual_init": "as_init"}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MixerState:
-    """What decoding carries from token to token.
+    """The decode state of a mixer.
 
     Attributes:
-        positions_B: tokens that each row has consumed.
-        sublayer: the sublayer's own state.
+        positions_B: number of tokens consumed per sequence.
+        sublayer: state of the sublayer.
         capacity: static; largest number of tokens if the state grows.
     """
 
@@ -42,8 +42,8 @@ class MixerState:
 class Mixer(nnx.Module):
     """A sublayer with the interface of a language model, but on vectors; `flash_lm.build_mixer` makes one by name.
 
-    Norm, residual and dropout are up to you, unless the sublayer owns its residual (Mega). It computes in the dtype of
-    its input.
+    Norm, residual and dropout are yours to add, unless the sublayer owns its residual (Mega). It computes in the dtype
+    of its input.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Mixer(nnx.Module):
             causal: whether a token sees only tokens up to itself.
             max_length: the default capacity of a state, in tokens.
             rotary_base: base of the rotary angles, if the sublayer has rotary positions.
-            separates: whether a row may hold several documents.
+            separates: whether a sequence may hold several documents.
         """
         self.sublayer, self.separates = sublayer, separates
         self.causal, self.max_length, self.rotary_base = causal, max_length, rotary_base
@@ -68,11 +68,11 @@ class Mixer(nnx.Module):
         positions: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """All tokens at once, for training.
+        """The parallel form, for training.
 
         Args:
-            x_BxLxD: the input, normalised by your own norm.
-            segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document a row.
+            x_BxLxD: the normalised input.
+            segment_ids: B×L, 0 = padding, each document one contiguous run; None: one document per sequence.
             positions: B×L, position of each token in its document; None: counted from the document's start.
             dropout_key: key for the sublayer's randomness in training, such as a Performer's new features; None:
                 deterministic.
@@ -81,9 +81,10 @@ class Mixer(nnx.Module):
             B×L×D.
 
         Raises:
-            ValueError: rows are longer than the positions allow; or, outside jit, a row has several documents, which
-                the sublayer cannot separate. Inside jit it becomes NaN.
+            ValueError: sequences are longer than the positions allow; or, outside jit, a sequence has several
+                documents, which the sublayer cannot separate. Inside jit it becomes NaN.
         """
+        # Positions and documents, and a check where the sublayer takes one document per sequence.
         length = x_BxLxD.shape[1]
         self._check_length(length)
         context = of_rows(
@@ -91,18 +92,19 @@ class Mixer(nnx.Module):
         )
         if not self.separates and segment_ids is not None and context.segments is not None:
             x_BxLxD = of_one_document(x_BxLxD, context.segments)
-        return self.sublayer(x_BxLxD, self._with_rotary(context))
+        return self.sublayer(x_BxLxD, self._add_rotary(context))
 
     def init_state(self, batch_size: int, capacity: int | None = None) -> MixerState:
         """The decode state before the first token.
 
         Args:
             batch_size: B.
-            capacity: largest number of tokens in a row, for states that grow. None: max_length.
+            capacity: largest number of tokens per sequence, for states that grow. None: max_length.
 
         Raises:
-            ValueError: the mixer is bidirectional, needs the whole row, or its positions end before `capacity`.
+            ValueError: the mixer is bidirectional, needs the full sequence, or its positions end before `capacity`.
         """
+        # The same checks as for a language model, with the names of a mixer's arguments.
         if not self.causal:
             raise InputError("prefill and step need a causal mixer, but this one has causal=False")
         if self.sublayer.undecodable:
@@ -114,31 +116,33 @@ class Mixer(nnx.Module):
     def prefill(
         self, x_BxLxD: jax.Array, state: MixerState, lengths_B: jax.Array | None = None
     ) -> tuple[jax.Array, MixerState]:
-        """Consumes tokens in parallel, starting at any position of each row.
+        """Consumes tokens in parallel; each sequence may be at any position.
 
         Args:
-            x_BxLxD: padded on the right.
+            x_BxLxD: inputs, padded on the right.
             state: state before these tokens.
-            lengths_B: tokens to consume in each row, 0 … L; None: all.
+            lengths_B: tokens to consume per sequence, 0 … L; None: all.
 
         Returns:
             B×L×D, meaningless at padding; and the state after the tokens.
 
         Raises:
-            ValueError: outside jit, a row exceeds the capacity. Inside jit its outputs are NaN.
+            ValueError: outside jit, a sequence exceeds the capacity. Inside jit its outputs are NaN.
         """
+        # Positions count on from the state; sequences that exceed it become NaN.
         if lengths_B is None:
             lengths_B = jnp.full(x_BxLxD.shape[0], x_BxLxD.shape[1], jnp.int32)
         positions_BxL = state.positions_B[:, None] + jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32)[None]
-        context = self._with_rotary(Context(positions_BxL=positions_BxL, lengths_B=lengths_B))
+        context = self._add_rotary(Context(positions_BxL=positions_BxL, lengths_B=lengths_B))
         end_B, beyond_B = self._end(state, lengths_B)
         y_BxLxD, after = self.sublayer.prefill(x_BxLxD, context, state.sublayer)
         return jnp.where(beyond_B[:, None, None], jnp.nan, y_BxLxD), MixerState(end_B, after, state.capacity)
 
     def step(self, x_BxD: jax.Array, state: MixerState) -> tuple[jax.Array, MixerState]:
-        """Consumes one token a row: B×D and the state after it; raises as `prefill` does."""
+        """Consumes one token per sequence: B×D and the state after it; raises as `prefill` does."""
+        # A step is a prefill of one token, and settles the state as the decode loop of a model does.
         lengths_B = jnp.ones_like(state.positions_B)
-        context = self._with_rotary(Context(positions_BxL=state.positions_B[:, None], lengths_B=lengths_B))
+        context = self._add_rotary(Context(positions_BxL=state.positions_B[:, None], lengths_B=lengths_B))
         end_B, beyond_B = self._end(state, lengths_B)
         y_BxD, after = self.sublayer.step(x_BxD, context, state.sublayer)
         if self.sublayer.settles_every is not None:
@@ -146,13 +150,13 @@ class Mixer(nnx.Module):
         return jnp.where(beyond_B[:, None], jnp.nan, y_BxD), MixerState(end_B, after, state.capacity)
 
     def _end(self, state: MixerState, lengths_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The number of tokens in each row afterwards, and whether it is too large."""
+        """Number of tokens per sequence afterwards, B, and whether it exceeds the state or the positions, B."""
         end_B = state.positions_B + lengths_B
         grows = self.sublayer.state_grows
         limit = state.capacity if grows else self.sublayer.longest
         return end_B, rows_beyond(end_B, limit, grows, self.sublayer.longest_key)
 
-    def _with_rotary(self, context: Context) -> Context:
+    def _add_rotary(self, context: Context) -> Context:
         width = self.sublayer.rotary_width
         if width is None:
             return context
@@ -171,25 +175,30 @@ class Mixer(nnx.Module):
 
 
 def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:
-    """Builds the sublayer of a family's layer that mixes the tokens, the first of them if there are two.
+    """Builds the token-mixing sublayer of a family's layer, the first one if a layer has two.
 
-        mixer = flash_lm.build_mixer("flash", model_dim=64, chunks={"size": 32}, rngs=nnx.Rngs(0))
+    >>> mixer = build_mixer("flash", model_dim=64, chunks={"size": 32}, rngs=nnx.Rngs(0))
+    >>> mixer(jnp.ones((2, 96, 64))).shape
+    (2, 96, 64)
 
     Args:
         family: a row of the table of families.
         rngs: random numbers for the parameters.
         keys: keys of `config.model`, see docs/keys.md; those of a section as a dict. A bidirectional mixer has
-            causal=False, and max_length is then its row length.
+            causal=False, and max_length is then its sequence length.
 
     Raises:
-        InputError: lists every problem of the keys, one a line.
+        InputError: lists every problem of the keys, one per line.
     """
-    values = defaults(ModelConfig).to_dict() | _NOT_OF_A_MIXER
+    # The defaults of `config.model`, with the keys that are given; sections are merged key by key.
+    values = defaults(ModelConfig).to_dict() | _UNUSED_KEYS
     for name, value in {"family": family, **keys}.items():
         is_section = isinstance(values.get(name), dict)
         if is_section and not isinstance(value, dict):
             raise InputError(f"{name} is a section of keys: give a dict, such as {name}={{{_example(values[name])}}}")
         values[name] = {**values[name], **value} if is_section else value
+
+    # The family's spec builds the sublayer; `separates` says whether it can take packed sequences.
     config = complete(parse_model(ConfigDict(values)))
     row = FAMILIES[family]
     sublayer = row.sublayers[row.mixer](config, rngs=rngs)

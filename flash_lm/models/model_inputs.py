@@ -1,4 +1,4 @@
-"""`ModelInputs`: the tokens of whole rows, and all that a model must know of them besides."""
+"""`ModelInputs`: the arrays that a model reads from a batch."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,18 +9,19 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelInputs:
-    """What a model reads of a batch.
+    """The tokens of a batch, and their documents, positions, prefix and source.
 
     Attributes:
         tokens_BxL: token ids.
-        segment_ids_BxL: 0 = padding, each document one contiguous run; None: one document a row.
+        segment_ids_BxL: 0 = padding, each document one contiguous run; None: one document per sequence.
         positions_BxL: position of each token in its document; None: counted from the document's start.
         prefix_BxL: number of first tokens of a token's document that all of the document sees, even ahead, B×(L or 1)
             int32; None: none.
-        source_BxM: token ids, which an encoder reads and every token sees; None: the model has no encoder.
-        source_segment_ids_BxM: the segment ids of the tokens that see each, 0 = padding; None: all do.
-        packed: static. False promises that the segment ids have one document a row, with padding at its end:
-            bidirectional linear attention then needs one pass over the row instead of three.
+        source_BxM: token ids for the encoder, whose features every token sees; None: the model has no encoder.
+        source_segment_ids_BxM: for each source token, the segment id of the tokens that see it, 0 = padding; None:
+            all tokens see it.
+        packed: static. False promises one document per sequence, with padding at its end: bidirectional linear
+            attention then needs one pass over the sequence instead of three.
     """
 
     tokens_BxL: jax.Array
@@ -33,7 +34,7 @@ class ModelInputs:
 
     @classmethod
     def from_batch(cls, batch: Mapping[str, jax.Array], *, packed: bool = True) -> "ModelInputs":
-        """The inputs in a batch of rows from `data`; which of the optional arrays it has depends on the task."""
+        """The inputs in a batch from `data`; the task decides which of the optional arrays it has."""
         return cls(
             batch["inputs_BxL"],
             batch["segment_ids_BxL"],

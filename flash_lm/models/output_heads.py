@@ -1,6 +1,6 @@
-"""The table of heads: from features to a distribution over the vocabulary.
+"""The table of output heads, which map features to a distribution over the vocabulary.
 
-A logit for each word, or a mixture of logistics over ordered values.
+`softmax` has a logit for each word; `logistics` is a mixture of discretised logistics over ordered values.
 """
 
 import dataclasses
@@ -18,21 +18,20 @@ from flash_lm.layers.dense import EMBEDDING_INITS, Dense
 from flash_lm.ops.cross_entropy import cross_entropy, soft_capped, token_scores
 from flash_lm.ops.logistics import VALUES, mixture_log_probs
 
-_PACE, _LOG_SCALE = 0.1, -3.0  # of the logistics' means and scales: relative pace, and initial log-scale
-
+_PACE, _LOG_SCALE = 0.1, -3.0  # logistics: relative learning rate of means and scales, and initial log-scale
 
 Losses = tuple[jax.Array, dict[str, jax.Array]]  # the loss, and the penalties in it by name
 
 
 class HeadInputs(NamedTuple):
-    """What a head's loss and scores are made of.
+    """The inputs of a head's loss and scores.
 
     Attributes:
-        features_BxLxD: of each token, or of each row, where L is 1.
-        targets_BxL: what is to be predicted.
-        weights_BxL: of each target in the loss; 0: it is none.
+        features_BxLxD: features per token, or per sequence, where L is 1.
+        targets_BxL: token or label ids to predict.
+        weights_BxL: weight of each target in the loss; 0: not a target.
         chunk: tokens whose logits exist at the same time on a device, see `cross_entropy`.
-        parts: parts of the batch that lie on different devices, see `cross_entropy`.
+        parts: number of shards of the batch, see `cross_entropy`.
     """
 
     features_BxLxD: jax.Array
@@ -54,9 +53,9 @@ class Head(Protocol):
         ...
 
     def scores(self, inputs: HeadInputs) -> dict[str, jax.Array]:
-        """Of each target, B×L: "nll", nats, and perhaps "hits", 1 if it is the likeliest token; more axes may follow.
+        """Scores per target, B×L: "nll", nats, and perhaps "hits", 1 if it is the likeliest token.
 
-        Where the weight is 0 there may be anything.
+        More axes may follow. Values where the weight is 0 have no meaning.
         """
         ...
 
@@ -66,13 +65,13 @@ class HeadKind:
     """A row of the table of heads.
 
     Attributes:
-        bind: makes the head of a model.
-        outputs: given the model's config, the number of outputs that a token's features are mapped to.
-        parameters: given the model's config and rngs, the head's own parameters by their names in the model.
+        bind: function (model) -> its head.
+        outputs: function (model config) -> number of outputs per token.
+        parameters: function (model config, rngs) -> the head's parameters by their names in the model.
         sections: its sections of keys in `config.model`.
         of_values: whether it predicts the 256 values of a byte, which are the last words of the vocabulary.
-        pool: for a head that describes a row by one vector: from the config, features B×L×D and which tokens are not
-            padding, B×L, makes B×D. None: the head predicts at each token.
+        pool: function (model config, features B×L×D, mask of tokens that are not padding B×L) -> B×D, for a head that
+            predicts once per sequence; None: the head predicts at each token.
     """
 
     bind: Callable[[Any], Head]
@@ -84,7 +83,7 @@ class HeadKind:
 
 
 def register_head(name: str, row: HeadKind) -> None:
-    """Adds a row to the table of heads, for `model.head`; a task may name it as its own."""
+    """Registers a head, for `model.head`; a task may name it as its default."""
     HEADS.register(name, row)
 
 
@@ -103,7 +102,11 @@ class LogisticsOptions:
 
 
 def weighted_sum(x_BxL: jax.Array, weights_BxL: jax.Array) -> jax.Array:
-    """A loss from what each target adds; where the weight is 0 there may be anything."""
+    """Σ weight · x over the targets; x may be anything, even NaN, where the weight is 0.
+
+    >>> float(weighted_sum(jnp.array([[1.0, jnp.nan, 2.0]]), jnp.array([[1.0, 0.0, 0.5]])))
+    2.0
+    """
     return jnp.where(weights_BxL > 0, x_BxL * weights_BxL, 0).sum()
 
 
@@ -121,6 +124,7 @@ class SoftmaxHead(NamedTuple):
 
     def loss(self, inputs: HeadInputs, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Losses:
         """See `Head`."""
+        # Computed in chunks: the logits of a full batch would not fit into memory.
         features_BxLxD, targets_BxL, weights_BxL, chunk, parts = inputs
         options = chunk, parts, z_loss, self.cap, label_smoothing
         result: Any = cross_entropy(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, *options)
@@ -139,9 +143,9 @@ class SoftmaxHead(NamedTuple):
 class LogisticsHead(NamedTuple):
     """A mixture of discretised logistics over the last 256 words of the vocabulary; it never predicts the others.
 
-    The components start spread over the values, and Adam's steps for their means and scales are a tenth of those for
-    their weights. Far from a value, the gradient of a log-scale is the distance in scales, and that of a mean is one
-    over the scale: at the same rate they would dominate those of the weights, and a narrow component would overshoot.
+    The components start spread over the values. Means and scales have a tenth of the learning rate of the weights: far
+    from a value, the gradient of a log-scale is the distance in scales, and that of a mean is one over the scale, so at
+    the same rate they would dominate, and a narrow component would overshoot.
     """
 
     kernel_Dx3P: jax.Array
@@ -149,13 +153,14 @@ class LogisticsHead(NamedTuple):
 
     def logits(self, features_xD: jax.Array) -> jax.Array:
         """…×V float32: log-probabilities, −∞ for the words before the values."""
+        # The distribution over the 256 values, after the words that the head never predicts.
         parameters_x1x3P = self._parameters(features_xD)[..., None, :]
         log_probs_xN = mixture_log_probs(parameters_x1x3P, jnp.arange(VALUES, dtype=jnp.int32))
         before = [(0, 0)] * (log_probs_xN.ndim - 1) + [(self.vocab_size - VALUES, 0)]
         return jnp.pad(log_probs_xN, before, constant_values=-jnp.inf)
 
     def loss(self, inputs: HeadInputs, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Losses:
-        """As `SoftmaxHead.loss`, without penalties; there is no large array to cut into chunks or parts."""
+        """See `Head`; without penalties. The outputs per token are few, so nothing is computed in chunks."""
         del z_loss, label_smoothing
         return weighted_sum(self.scores(inputs)["nll"], inputs.weights_BxL), {}
 
@@ -165,9 +170,11 @@ class LogisticsHead(NamedTuple):
         return {"nll": -mixture_log_probs(self._parameters(inputs.features_BxLxD), values_BxL)}
 
     def _parameters(self, features_xD: jax.Array) -> jax.Array:
+        """Logits of the weights, means and log-scales of the P components, …×3P float32."""
         kernel_Dx3P = self.kernel_Dx3P.astype(features_xD.dtype)
-        found_x3P = jnp.matmul(features_xD, kernel_Dx3P, preferred_element_type=jnp.float32)
-        weights_xP, means_xP, log_scales_xP = jnp.split(found_x3P, 3, axis=-1)
+        parameters_x3P = jnp.matmul(features_xD, kernel_Dx3P, preferred_element_type=jnp.float32)
+        weights_xP, means_xP, log_scales_xP = jnp.split(parameters_x3P, 3, axis=-1)
+        # Means start evenly spread over −1 … 1, which are the values 0 … 255; see the class for the factors.
         starts_xP = jnp.broadcast_to(jnp.linspace(-1, 1, means_xP.shape[-1]), means_xP.shape)
         means_xP = starts_xP + _PACE * means_xP
         return jnp.concatenate([weights_xP, means_xP, _LOG_SCALE + _PACE * log_scales_xP], axis=-1)

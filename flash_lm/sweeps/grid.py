@@ -16,7 +16,7 @@ from flash_lm.families.family import complete_config
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import append_jsonl, read_lines
 from flash_lm.runs.run_folder import RunFolder
-from flash_lm.training.resolve import continue_run, with_types
+from flash_lm.training.resolve import continue_run, normalize
 from flash_lm.training.sharding import check_batch, make_mesh
 from flash_lm.training.train_loop import train
 
@@ -132,7 +132,7 @@ def run_study(
     # Check all folders first, so that nothing is trained if one belongs to another config.
     for name, changes in runs.items():
         if (folder := RunFolder(workdir / name)).holds_run():
-            continue_run(with_types(changed(config, changes)), folder)  # raises if it is another config's
+            continue_run(normalize(changed(config, changes)), folder)  # raises if it is another config's
     # Train and score what is not done; a run with a non-finite loss does not stop the others.
     failures = {}
     for number, (name, changes) in enumerate(runs.items(), start=1):

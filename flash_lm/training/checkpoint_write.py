@@ -1,4 +1,4 @@
-"""Writing checkpoints through Orbax: asynchronous, with checksums; the newest n and the best are kept."""
+"""Writes checkpoints through Orbax: asynchronous, with checksums; the newest n and the best are kept."""
 
 import contextlib
 import errno
@@ -55,8 +55,11 @@ class Checkpoints:
             value = metrics.get(best_metric)  # the largest rank is kept
             return -value if isinstance(value, float) and math.isfinite(value) else -math.inf
 
+        # Orbax opens every folder when it starts, and fails on an incomplete one.
         self._workdir, self._run = workdir, run or RunFolder(workdir)
-        self._set_incomplete_aside()
+        self._quarantine_incomplete()
+
+        # What is kept: the newest `keep`, and the best.
         policy = AnyPreservationPolicy(
             [LatestN(keep), BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False)]
         )
@@ -71,7 +74,7 @@ class Checkpoints:
     def save(
         self, step: int, state: TrainState, facts: checkpoint_read.Facts, metrics: dict[str, float] | None
     ) -> None:
-        """Copies the state and returns; a thread writes the copy.
+        """Copies the state to the host and returns; a thread writes the copy.
 
         Args:
             step: number of steps done.
@@ -84,13 +87,13 @@ class Checkpoints:
         """
         facts, tree = (
             facts | {"step": step, "config": self._run.fingerprint},
-            checkpoint_read.tree_of(state),
+            checkpoint_read.state_tree(state),
         )
-        sums = checkpoint_read.checksums(tree) | {"facts": checkpoint_read.checksum_of(facts)}
+        sums = checkpoint_read.checksums(tree) | {"facts": checkpoint_read.facts_checksum(facts)}
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(tree), facts=ocp.args.JsonSave(facts | {checkpoint_read.CHECKSUMS: sums})
         )
-        with self._failures_told():
+        with self._report_failures():
             self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def wait(self) -> None:
@@ -99,17 +102,17 @@ class Checkpoints:
         Raises:
             RunError: a checkpoint could not be written.
         """
-        with self._failures_told():
+        with self._report_failures():
             self._manager.wait_until_finished()
 
     def restore_newest(self, abstract: TrainState) -> tuple[TrainState, checkpoint_read.Facts]:
-        """As `checkpoint_read.restore` does; newer checkpoints that are damaged are moved to workdir/damaged."""
+        """Restores the newest intact checkpoint; newer ones that are damaged are moved to workdir/damaged."""
         damaged: dict[int, str] = {}
-        found = checkpoint_read.restore(RunName(self._workdir, NEWEST), abstract, damaged, self._run)
+        restored = checkpoint_read.restore(RunName(self._workdir, NEWEST), abstract, damaged, self._run)
         if damaged:
-            self._set_aside(damaged)
+            self._quarantine(damaged)
             self._manager.reload()
-        return found
+        return restored
 
     def close(self) -> None:
         """Waits until everything is written; raises as `wait` does."""
@@ -128,41 +131,42 @@ class Checkpoints:
 
     @property
     def _folder(self) -> pathlib.Path:
-        return checkpoint_read.folder_of(self._workdir)
+        return checkpoint_read.checkpoint_folder(self._workdir)
 
-    def _set_incomplete_aside(self) -> None:
-        """Moves incomplete folders away: Orbax fails on them before it restores anything."""
-        steps = checkpoint_read.steps(self._workdir)
-        incomplete = [(step, reason) for step in steps if (reason := _what_is_missing(self._folder / str(step)))]
+    def _quarantine_incomplete(self) -> None:
+        """Moves incomplete checkpoints to workdir/damaged: Orbax fails on them before it restores anything."""
+        steps = checkpoint_read.checkpoint_steps(self._workdir)
+        incomplete = [(step, reason) for step in steps if (reason := _find_damage(self._folder / str(step)))]
         incomplete = dict(of_all_hosts(incomplete)[0])  # as the first host saw it, before it moves anything
         if not incomplete:
             return
         if len(incomplete) == len(steps):
-            raise checkpoint_read.none_intact(self._workdir, incomplete)
-        self._set_aside(incomplete)
+            raise checkpoint_read.no_intact_checkpoint(self._workdir, incomplete)
+        self._quarantine(incomplete)
 
-    def _set_aside(self, damaged: dict[int, str]) -> None:
+    def _quarantine(self, damaged: dict[int, str]) -> None:
         """Moves checkpoints to workdir/damaged, so that they are not used."""
         for step, reason in damaged.items():
-            place = self._workdir / "damaged" / str(step)
-            while place.exists():
-                place = place.with_name(f"{place.name}-again")
+            target = self._workdir / "damaged" / str(step)
+            while target.exists():
+                target = target.with_name(f"{target.name}-again")
             if is_first():
-                place.parent.mkdir(exist_ok=True)
-                os.replace(self._folder / str(step), place)
-            _log.warning("checkpoint %d moved to %s: %s", step, place, reason)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(self._folder / str(step), target)
+            _log.warning("checkpoint %d moved to %s: %s", step, target, reason)
         of_all_hosts(None)  # wait until it is done
 
     @contextlib.contextmanager
-    def _failures_told(self) -> Iterator[None]:
-        """Reports a failed write in one clear line; any other error is a bug, and is raised as it is."""
+    def _report_failures(self) -> Iterator[None]:
+        """Turns a failed write into a RunError of one line; any other error is a bug, and is raised unchanged."""
         try:
             yield
         except (jax.errors.JaxRuntimeError, StepAlreadyExistsError):
             raise
         except (OSError, ValueError, RuntimeError) as error:
+            # Orbax wraps the system's error, so its text is all that tells the cause.
             text = str(error) or repr(error)
-            advice = next((found for cause, found in _ADVICE.items() if cause in text), None)
+            advice = next((remedy for cause, remedy in _ADVICE.items() if cause in text), None)
             if advice is None and not isinstance(error, OSError):
                 raise
             cause = text.splitlines()[0].rpartition(": ")[2]  # after a chain of long paths
@@ -172,14 +176,14 @@ class Checkpoints:
             ) from error
 
 
-def with_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
+def attach_shardings(abstract: TrainState, shardings: TrainState) -> TrainState:
     """Combines a state's shapes and dtypes with its shardings, for `restore_newest`."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 
 
-def _what_is_missing(folder: pathlib.Path) -> str | None:
-    """What a checkpoint lacks, if Orbax could then not open the other checkpoints either."""
-    if lost := [name for name in checkpoint_read.PARTS if not (folder / name).exists()]:
+def _find_damage(folder: pathlib.Path) -> str | None:
+    """The reason why a checkpoint is incomplete, so that Orbax could not open the others either; None: it is not."""
+    if lost := [name for name in checkpoint_read.ITEMS if not (folder / name).exists()]:
         return f"{', '.join(lost)} missing"
     try:
         for path in folder.glob("metrics/metrics"):  # metrics of an evaluation at this step

@@ -1,4 +1,4 @@
-"""The train step, compiled, and the schedule of its learning rate beside it."""
+"""The compiled train step, with the learning rate schedule as a separate program."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from flash_lm.training.train_state import TrainState
 from flash_lm.training.train_step import Metrics, make_train_step
 
 
-def shapes_of_batch(setup: Setup) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_shapes(setup: Setup) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes and shardings of a batch."""
     config, sharding = setup.config, batch_sharding(setup.mesh)
     arrays = {name: (x.shape, x.dtype) for name, x in empty_row(config.data.length).items()}
@@ -29,18 +29,21 @@ def shapes_of_batch(setup: Setup) -> dict[str, jax.ShapeDtypeStruct]:
 class CompiledStep:
     """The train step for a setup's shapes and shardings; the state is donated.
 
-    The schedule is a program of its own. So runs of other rates, budgets or schedules have the same `program`, which
-    they find in the cache, and one that branches off goes on as its parent would have, to the bit.
+    The learning rate is an input, computed by a second small program. So runs that differ only in rate, budget or
+    schedule share one `program` in the compilation cache, and a branch continues as its parent would have, to the bit.
     """
 
     def __init__(self, setup: Setup):
-        """Compiles the step, or reads it from the cache."""
+        """Compiles the step, or reads it from the compilation cache."""
+        # The step, with the shardings of the state before and after it.
         config = setup.config
         step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
-        state, batch = jax.tree.map(lambda x: x.sharding, setup.abstract), shapes_of_batch(setup)
+        state, batch = jax.tree.map(lambda x: x.sharding, setup.abstract), batch_shapes(setup)
         rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=state.step)
         jitted = jax.jit(step, donate_argnums=0, out_shardings=(state, None))
         self.program: Any = jitted.lower(setup.abstract, batch, rate).compile()
+
+        # The schedule, a function of the step alone.
         schedule = learning_rate(config.train)
         self._rate = jax.jit(lambda step: jnp.float32(schedule(step)), out_shardings=state.step)
 

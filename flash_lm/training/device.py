@@ -1,4 +1,4 @@
-"""The devices: free memory of the first one, and whether JAX leaves an accelerator unused."""
+"""Checks of the devices: free memory, and an accelerator that JAX does not use."""
 
 import glob
 import logging
@@ -15,14 +15,15 @@ _DRIVERS = {"/dev/nvidia[0-9]*": "cuda", "/dev/accel*": "tpu"}
 
 
 def report_unused_accelerator(drivers: Mapping[str, str] = _DRIVERS) -> None:
-    """Logs a line if JAX runs on the CPU of a machine with a GPU or TPU, and nobody has asked for that."""
+    """Logs a warning if JAX runs on the CPU of a machine with a GPU or TPU, unless JAX_PLATFORMS is set."""
     if jax.default_backend() != "cpu" or os.environ.get("JAX_PLATFORMS"):
         return
+    # A driver's device files show an accelerator even if JAX was installed without support for it.
     for files, name in drivers.items():
-        if found := glob.glob(files):
+        if device_files := glob.glob(files):
             _log.warning(
                 "this machine has %s, but JAX runs on its CPU: run make setup DEVICE=%s, or set JAX_PLATFORMS=cpu",
-                found[0],
+                device_files[0],
                 name,
             )
 
@@ -34,7 +35,7 @@ def free_memory() -> int | None:
         stats = device.memory_stats()
         return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", pathlib.Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", pathlib.Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None

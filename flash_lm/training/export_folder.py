@@ -1,9 +1,9 @@
 """The folder of an exported model: parameters as safetensors, with the config and the tokenizer that they need.
 
 model.safetensors   parameters by path, `layers.sublayer_0.query.kernel`; `constants.…`: random and not trained; above
-                    5 GB in several files, and model.safetensors.index.json says where each is
-config.json         what other tools expect, what made the export, and under `config` the run's own config
-tokenizer/          the tokenizer, exactly; tokenizer.json is the same one for Hugging Face's `tokenizers`
+                    5 GB in several files, which model.safetensors.index.json lists
+config.json         the keys that other tools expect, the origin of the export, and under `config` the run's config
+tokenizer/          the exact tokenizer; tokenizer.json is the same one for Hugging Face's `tokenizers`
 README.md           the model card
 """
 
@@ -31,7 +31,7 @@ from flash_lm.training.train_state import Params
 _LARGEST_FILE = 5 * 10**9  # bytes, as the hub's own tools cut
 _PART = "model{suffix}.safetensors"  # the suffix is -00001-of-00003, or empty if there is one file
 _CONSTANTS = "constants"
-_ABOUT = {"run": str, "step": int, "config_hash": str, "facts": dict}
+_ORIGIN = {"run": str, "step": int, "config_hash": str, "facts": dict}
 _FACTS = {
     "corpus": str | None,
     "tokenizer": str,
@@ -44,7 +44,7 @@ _FACTS = {
 
 @contextlib.contextmanager
 def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder to fill, which becomes `out` at the end; after an error it is removed.
+    """Yields a folder to fill, and renames it to `out` at the end; after an error it is removed.
 
     Raises:
         InputError: `out` cannot be written.
@@ -61,14 +61,14 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes JSON that people can read, too."""
+    """Writes indented JSON."""
     path.write_text(f"{json.dumps(content, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
 
 
 def write_weights(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name into a folder, in files of at most 5 GB where no array is larger.
+    """Writes arrays by name as safetensors, in files of at most 5 GB unless one array is larger.
 
-    They are made contiguous first: safetensors silently writes others wrong.
+    Arrays are made contiguous first: safetensors silently writes others wrong.
     """
     from huggingface_hub import split_state_dict_into_shards_factory as split  # noqa: PLC0415 (slow to import)
 
@@ -89,11 +89,12 @@ def write_weights(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> Non
 
 @contextlib.contextmanager
 def open_weights(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """The open file of each array, by its name.
+    """Opens the files of an export; yields the open file of each array, by the array's name.
 
     Raises:
         OSError, ValueError, SafetensorError: the folder is damaged.
     """
+    # The names of the files: one, or those of the index.
     index, files = folder / INDEX, {"": WEIGHTS}
     if index.exists():
         if not isinstance(content := load_json(index), dict):
@@ -105,77 +106,79 @@ def open_weights(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
         # An index may be somebody else's. A link is fine: the hub's copies have them.
         if (path := pathlib.PurePath(file)).is_absolute() or ".." in path.parts or not (folder / file).is_file():
             raise ValueError(f"{file} is no file of the folder")
+
+    # Open each file once; it is memory-mapped, so nothing is read yet.
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted({*files.values()})]
-        yield {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        handles = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted({*files.values()})]
+        yield {name: file for file in handles for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def check_layers(folder: pathlib.Path, config: ModelConfig) -> None:
-    """Checks that an export has as many layers as its config says, before a model of so many is traced.
+    """Checks that an export has as many layers as its config says, before a model of that size is traced.
 
     Raises:
-        InputError: it has not, or is damaged.
+        InputError: it has fewer, or is damaged.
     """
-    shapes, pattern = _shapes(folder), max(1, len(config.pattern))
+    shapes, pattern = _read_shapes(folder), max(1, len(config.pattern))
     # Stacked: an array has the same parameter of each repetition of the pattern.
     most = max((shape[0] for shape in shapes.values() if shape), default=0)
     for layers in (config.num_layers, config.get("encoder.num_layers") or 0):
         if layers > most * pattern or pattern > len(shapes):
-            raise _damaged(folder, f"config.json has {layers:,} layers, and the weights have not")
+            raise _damage_error(folder, f"config.json has {layers:,} layers, and the weights have not")
 
 
 def check_shapes(folder: pathlib.Path, params: Params, constants: Params) -> None:
     """Checks that an export has these arrays; raises as `check_layers` does."""
-    shapes = _shapes(folder)
-    for name, like in of_trained(params, constants).items():
+    shapes = _read_shapes(folder)
+    for name, like in flatten_arrays(params, constants).items():
         if shapes.get(name) != like.shape:
-            raise _damaged(folder, f"{name} is {shapes.get(name, 'missing')}, expected {like.shape}")
+            raise _damage_error(folder, f"{name} is {shapes.get(name, 'missing')}, expected {like.shape}")
 
 
-def _shapes(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each array, without reading any."""
+def _read_shapes(folder: pathlib.Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the arrays by name, from the files' headers."""
     try:
         with open_weights(folder) as file_of:
             return {name: tuple(file.get_slice(name).get_shape()) for name, file in file_of.items()}
     except (OSError, ValueError, SafetensorError) as error:
-        raise _damaged(folder, first_line(error)) from None
+        raise _damage_error(folder, first_line(error)) from None
 
 
-def _damaged(folder: pathlib.Path, why: str) -> InputError:
+def _damage_error(folder: pathlib.Path, why: str) -> InputError:
     return InputError.of([f"{folder} is damaged ({why}): export the run again"])
 
 
-def of_trained(params: Params, constants: Params) -> dict[str, Any]:
-    """All arrays of a model by their names in the file."""
+def flatten_arrays(params: Params, constants: Params) -> dict[str, Any]:
+    """Parameters and constants in one flat dict, by their names in the file."""
     return flatten_dict(params | ({_CONSTANTS: constants} if constants else {}), sep=".")
 
 
-def about(folder: pathlib.Path) -> dict[str, Any]:
-    """Where an export comes from: run, step, hash of the config, facts and versions.
+def read_origin(folder: pathlib.Path) -> dict[str, Any]:
+    """The origin of an export, from its config.json: run, step, hash of the config, facts and versions.
 
     Raises:
         OSError, ValueError: the folder is damaged.
     """
     content = load_json(folder / "config.json")
-    made = content.get("flash_lm") if isinstance(content, dict) else None
-    if not isinstance(made, dict):
+    origin = content.get("flash_lm") if isinstance(content, dict) else None
+    if not isinstance(origin, dict):
         raise ValueError("config.json does not say what made the export")
-    if wrong := [key for key, kind in _ABOUT.items() if type(made.get(key)) is not kind]:
+    if wrong := [key for key, kind in _ORIGIN.items() if type(origin.get(key)) is not kind]:
         raise ValueError(f"config.json has no good {', '.join(wrong)}")
-    check_facts(made["facts"])
-    return made
+    check_facts(origin["facts"])
+    return origin
 
 
 def check_facts(facts: Any) -> None:
-    """Raises ValueError if what a checkpoint or an export says of itself is missing or has wrong types."""
+    """Raises ValueError if the facts of a checkpoint or an export lack the corpus or have wrong types."""
     if not isinstance(facts, dict) or "corpus" not in facts:
         raise ValueError("its facts name no corpus")
     if wrong := [key for key, kinds in _FACTS.items() if key in facts and not isinstance(facts[key], kinds)]:
         raise ValueError(f"its facts have a wrong {', '.join(wrong)}")
 
 
-def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tuple[int, Params, Params, dict[str, Any]]:
-    """Step, parameters, constants and facts of an export.
+def read_export(folder: pathlib.Path, params: Params, constants: Params) -> tuple[int, Params, Params, dict[str, Any]]:
+    """Reads step, parameters, constants and facts of an export.
 
     Args:
         folder: folder of the export.
@@ -185,14 +188,15 @@ def read_trained(folder: pathlib.Path, params: Params, constants: Params) -> tup
     Raises:
         Exception: of any kind, if the folder is damaged.
     """
-    made = about(folder)
+    origin = read_origin(folder)
     with open_weights(folder) as file_of:
-        read = {key: _placed(file_of[key], key, like) for key, like in of_trained(params, constants).items()}
-    tree = unflatten_dict(read, sep=".")
-    return made["step"], {k: x for k, x in tree.items() if k != _CONSTANTS}, tree.get(_CONSTANTS, {}), made["facts"]
+        arrays = {key: _load_array(file_of[key], key, like) for key, like in flatten_arrays(params, constants).items()}
+    tree = unflatten_dict(arrays, sep=".")
+    return origin["step"], {k: x for k, x in tree.items() if k != _CONSTANTS}, tree.get(_CONSTANTS, {}), origin["facts"]
 
 
-def _placed(file: Any, key: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+def _load_array(file: Any, key: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Reads an array, checks its shape and dtype, and puts it on the devices with the sharding of `like`."""
     array = file.get_tensor(key)
     if array.shape != like.shape or array.dtype != like.dtype:
         raise ValueError(f"{key} is {array.dtype}{list(array.shape)}, expected {like.dtype}{list(like.shape)}")

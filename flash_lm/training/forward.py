@@ -1,4 +1,4 @@
-"""The forward pass of training and evaluation: from a batch to what the model's head takes."""
+"""The forward pass of training and evaluation: from a batch to the inputs of the model's head."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from flash_lm.training.sharding import batch_parts
 from flash_lm.training.train_state import ModelFunction, Params
 
 Batch = dict[str, jax.Array]
-Carried = DecodeState | None  # the state before each row of a batch, or after it; None: no row continues another
+Carried = DecodeState | None  # the state before or after each sequence of a batch; None: each starts afresh
 
 
 class Forward(NamedTuple):
@@ -23,7 +23,7 @@ class Forward(NamedTuple):
     Attributes:
         bound: the model with its parameters.
         head_inputs: the arguments of its head's methods.
-        carried: the state after the rows.
+        carried: the state after the batch.
     """
 
     bound: LanguageModel
@@ -44,29 +44,30 @@ def forward(
     Args:
         model: the model.
         params: its parameters.
-        batch: rows from `data`.
+        batch: a batch from `data`.
         loss_chunk: tokens whose logits exist at the same time on a device.
         dropout_key: None: deterministic.
-        carried: the state before the rows; None: no row continues another.
+        carried: the state before each sequence; None: each starts afresh.
     """
     bound, segment_ids_BxL = model.bind(params), batch["segment_ids_BxL"]
     if carried is None:
         inputs = ModelInputs.from_batch(batch, packed=model.packed)
-        if not model.packed:  # without documents all rows have the same positions
+        if not model.packed:  # one document per sequence: all have the same positions
             inputs = dataclasses.replace(inputs, positions_BxL=None)
         features_BxLxD = bound.features(inputs, dropout_key)
     else:
+        # Sequences that continue a document: the model gets their state, and which ones begin a new document.
         real_BxL = segment_ids_BxL > 0
         begins_B = real_BxL[:, 0] & (batch["positions_BxL"][:, 0] == 0)
         lengths_B = real_BxL.sum(axis=1, dtype=jnp.int32)
         features_BxLxD, carried = bound.carry(batch["inputs_BxL"], carried, lengths_B, begins_B, dropout_key)
-    features_BxLxD = bound.pooled(features_BxLxD, segment_ids_BxL)
-    # A row that is one vector has one target, its first.
+    features_BxLxD = bound.pool(features_BxLxD, segment_ids_BxL)
+    # A head that pools has one vector per sequence, and so one target: the first.
     targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
     return Forward(bound, HeadInputs(features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried)
 
 
-def cut(batch: Batch, count: int) -> Batch:
-    """Microbatches, stacked: every count-th row goes into the same one, so that each stays spread over the devices."""
+def split_microbatches(batch: Batch, count: int) -> Batch:
+    """Splits a batch into stacked microbatches: row r goes into r mod count, so each stays sharded over the devices."""
     return jax.tree.map(lambda x_BxL: jnp.swapaxes(x_BxL.reshape(-1, count, *x_BxL.shape[1:]), 0, 1), batch)

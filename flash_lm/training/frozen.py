@@ -1,4 +1,4 @@
-"""Parameters that training leaves as they are, by `train.freeze`."""
+"""Frozen parameters: `train.freeze` lists regular expressions of their names."""
 
 import re
 from typing import Any
@@ -9,8 +9,8 @@ from flash_lm.errors import InputError
 from flash_lm.layers.parameter import name_of
 
 
-def frozen_parameters(regexes: tuple[str, ...], parameters: Any) -> Any:
-    """Which parameters a config freezes: a tree of booleans like theirs.
+def frozen_mask(regexes: tuple[str, ...], parameters: Any) -> Any:
+    """A tree of booleans: True for each frozen parameter.
 
     Raises:
         InputError: a regex matches no parameter, or all are frozen.
@@ -25,7 +25,7 @@ def frozen_parameters(regexes: tuple[str, ...], parameters: Any) -> Any:
     return frozen
 
 
-def without_gradient(regexes: tuple[str, ...], parameters: Any) -> Any:
-    """The same parameters; the gradient of those that are frozen is zero, and nothing is computed for it."""
-    frozen = frozen_parameters(regexes, parameters)
-    return jax.tree.map(lambda x, still: jax.lax.stop_gradient(x) if still else x, parameters, frozen)
+def stop_frozen_gradients(regexes: tuple[str, ...], parameters: Any) -> Any:
+    """Applies stop_gradient to the frozen parameters, so that nothing is computed for their gradients."""
+    frozen = frozen_mask(regexes, parameters)
+    return jax.tree.map(lambda x, is_frozen: jax.lax.stop_gradient(x) if is_frozen else x, parameters, frozen)

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: an export goes up, and `hub:NAME` comes down as a folder of an export."""
+"""Uploads exports to the Hugging Face hub, and downloads `hub:OWNER/NAME` as a folder of an export."""
 
 import contextlib
 import fnmatch
@@ -16,7 +16,7 @@ _REPLACED = (*_FILES, "*.stablehlo")  # by an upload, where they are not in othe
 
 
 def make_repository(name: str, *, private: bool) -> None:
-    """Makes a repository if there is none.
+    """Creates a repository if it does not exist.
 
     Args:
         name: OWNER/NAME.
@@ -29,36 +29,36 @@ def make_repository(name: str, *, private: bool) -> None:
 
     if name.count("/") != 1:  # the hub would take a name without an owner, and then not find it
         raise InputError(f"{name} is no name of a model on the hub: give OWNER/NAME")
-    with _explained(name):
+    with _explain_errors(name):
         HfApi().create_repo(name, private=private, exist_ok=True)
 
 
 def push(folder: pathlib.Path, name: str) -> str:
-    """Uploads an export to a repository that is there, in place of an older one.
+    """Uploads an export to an existing repository, in place of an older one.
 
     Args:
         folder: folder of the export.
         name: of the repository, OWNER/NAME.
 
     Returns:
-        The address of the upload.
+        The URL of the upload.
 
     Raises:
         InputError: as `make_repository` does.
     """
     from huggingface_hub import HfApi  # noqa: PLC0415 (slow to import)
 
-    with _explained(name):
-        # An index of parts, or the labels of a classifier, must not stay beside weights of another kind.
+    with _explain_errors(name):
+        # An index of shards, or the labels of a classifier, must not stay next to weights of another model.
         old = [file for file in HfApi().list_repo_files(name) if _is_replaced(file)]
-        found = HfApi().upload_folder(
+        commit = HfApi().upload_folder(
             repo_id=name, folder_path=folder, commit_message="Exported by flash_lm", delete_patterns=old
         )
-    return str(found)
+    return str(commit)
 
 
-def downloaded(name: str | os.PathLike[str] | RunName) -> RunName:
-    """The checkpoint that a name means: of the local copy of hub:OWNER/NAME, or else as `run_name` reads it.
+def download(name: str | os.PathLike[str] | RunName) -> RunName:
+    """Downloads hub:OWNER/NAME if the name has this form, and returns the name of the local copy; others are parsed.
 
     Raises:
         InputError: there is no such model, no access to it, it is no export of flash_lm, or the hub does not answer and
@@ -69,10 +69,11 @@ def downloaded(name: str | os.PathLike[str] | RunName) -> RunName:
         return name
     from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow to import)
 
+    # The files of an export only: a repository may have others, such as weights in another format.
     repository = str(name.workdir).removeprefix(HUB)
     if name.suffix:
         raise InputError(f"{name} is an exported model, which has one state: leave {name.suffix} out")
-    with _explained(repository):
+    with _explain_errors(repository):
         folder = pathlib.Path(snapshot_download(repository, allow_patterns=list(_FILES)))
     if not is_export(folder) or not (folder / "tokenizer").is_dir():
         raise InputError(
@@ -86,8 +87,8 @@ def _is_replaced(file: str) -> bool:
     return any(fnmatch.fnmatch(file, x) and file.count("/") == x.count("/") for x in _REPLACED)
 
 
-def name_of_copy(folder: pathlib.Path) -> str | None:
-    """OWNER/NAME@COMMIT of a local copy of a model on the hub; None: the folder is no such copy."""
+def hub_name(folder: pathlib.Path) -> str | None:
+    """OWNER/NAME@COMMIT of a folder in the hub's local cache; None: the folder is elsewhere."""
     owner, mark, name = folder.parent.parent.name.removeprefix(_CACHED).partition("--")
     if folder.parent.name != "snapshots" or not folder.parent.parent.name.startswith(_CACHED) or not mark:
         return None
@@ -95,7 +96,7 @@ def name_of_copy(folder: pathlib.Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explain_errors(name: str) -> Iterator[None]:
     """Turns the library's errors into one line that says what to change."""
     from huggingface_hub import errors  # noqa: PLC0415 (slow to import)
 

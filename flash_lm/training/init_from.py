@@ -1,4 +1,4 @@
-"""The first parameters of a run that starts from another model: taken by name, or newly initialised."""
+"""`train.init_from`: copies parameters from another model by name, and initialises the rest."""
 
 import dataclasses
 from typing import Any
@@ -16,46 +16,51 @@ from flash_lm.models.classifier import CLASSIFIER
 from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training import checkpoint_read
-from flash_lm.training.hub import downloaded
+from flash_lm.training.hub import download
 from flash_lm.training.load_weights import read_weights
-from flash_lm.training.schedule_free import begun_with
+from flash_lm.training.schedule_free import reset_iterate
 from flash_lm.training.setup import Experiment
 from flash_lm.training.train_state import TrainState
 
-# Keys of the machine, not of the model.
-_HOW = ("kernels", "quadratic.implementation", "remat", "scan_layers")
+# Keys that depend on the machine and not on the model: the run's own values are kept.
+_MACHINE_KEYS = ("kernels", "quadratic.implementation", "remat", "scan_layers")
 
 
-def tokenizer_of(name: str, config: Any) -> Tokenizer | None:
-    """The tokenizer that a run on text must share with the model it starts from.
+def parent_tokenizer(name: str, config: Any) -> Tokenizer | None:
+    """The tokenizer of the model that a run on text starts from, which both must share.
 
-    None: the corpus has examples and its own tokenizer; `initial_state` compares the two.
+    None: the corpus consists of examples and has its own tokenizer; `initial_state` compares the two.
 
     Raises:
         InputError: no such model, or the config names another kind of tokenizer.
     """
-    folder, data = downloaded(name).workdir, config.data
-    theirs, tokenizer = RunFolder(folder).config.data, load_tokenizer(folder / "tokenizer")
+    # Compare the keys that define a vocabulary: the kind, and for SentencePiece its size or file.
+    folder, data = download(name).workdir, config.data
+    parent_data, tokenizer = RunFolder(folder).config.data, load_tokenizer(folder / "tokenizer")
     if data.corpus in CORPORA and CORPORA[data.corpus].examples:
         return None
-    there, here = {"tokenizer": tokenizer.kind}, {"tokenizer": data.tokenizer}
+    parent_keys, run_keys = {"tokenizer": tokenizer.kind}, {"tokenizer": data.tokenizer}
     if tokenizer.kind == "sentencepiece":
         key = "vocab_size" if data.tokenizer_path is None else "tokenizer_path"
-        there[key], here[key] = theirs.get(key), data.get(key)
-    if there != here:
-        both = "; ".join(f"data.{key}={there[key]} there, {here[key]} here" for key in there if there[key] != here[key])
-        raise InputError(f"train.init_from={name} has another vocabulary ({both}): use the same values here")
+        parent_keys[key], run_keys[key] = parent_data.get(key), data.get(key)
+    if parent_keys != run_keys:
+        differences = "; ".join(
+            f"data.{key}={parent_keys[key]} there, {run_keys[key]} here"
+            for key in parent_keys
+            if parent_keys[key] != run_keys[key]
+        )
+        raise InputError(f"train.init_from={name} has another vocabulary ({differences}): use the same values here")
     return tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Initial:
+class InitialState:
     """The first state of a run that starts from another model.
 
     Attributes:
         state: the state, with the other model's parameters.
-        parent: what the run records of the other model.
-        message: one sentence on what was taken and what was not.
+        parent: the record of the other model for the run's facts.
+        message: one sentence on which parameters were copied and which were not.
     """
 
     state: TrainState
@@ -63,85 +68,93 @@ class Initial:
     message: str
 
 
-def initial_state(experiment: Experiment, drawn: TrainState) -> Initial:
-    """The first state of a run whose config names train.init_from.
+def initial_state(experiment: Experiment, fresh: TrainState) -> InitialState:
+    """The first state of a run with train.init_from.
 
     Args:
         experiment: the run's experiment.
-        drawn: the newly initialised state; its parameters are kept where the other model has none of that name.
+        fresh: the newly initialised state; its parameters are kept where the other model has none of that name.
 
     Raises:
         InputError: no such model, another family or vocabulary, or parameters of other shapes, which are all listed.
     """
+    # Read the other model onto this run's mesh, with this run's kernels.
     config = experiment.config
-    given = config.train.init_from
-    name = downloaded(given)
+    source = config.train.init_from
+    name = download(source)
     run = RunFolder(name.workdir)
     raw = run.config.copy_and_resolve_references()
     if (family := raw.model.family) != config.model.family:  # parameters may fit, and mean something else
         raise InputError(
-            f"train.init_from={given} is of the family {family}, and this run of {config.model.family}: choose a model "
-            f"of the same family, or set --config.model.family={family}"
+            f"train.init_from={source} is of the family {family}, and this run of {config.model.family}: choose a "
+            f"model of the same family, or set --config.model.family={family}"
         )
     raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
-    raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _HOW})
-    theirs = read_weights(name, run, parse(raw), raw.model.param_dtype)
-    if theirs.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
+    raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _MACHINE_KEYS})
+    parent = read_weights(name, run, parse(raw), raw.model.param_dtype)
+    if parent.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
-            f"train.init_from={given} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "
+            f"train.init_from={source} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "
             f"with the same tokenizer"
         )
-    there = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(theirs.params)}
+
+    # Copy each parameter that the other model has, resized along the positions if the config asks for that.
+    parent_params = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(parent.params)}
     if read_labels(name.workdir) != experiment.corpus.labels:  # an output means another label
-        there = {key: x for key, x in there.items() if not key.startswith(CLASSIFIER)}
-    taken, new, wrong = [], [], {}
+        parent_params = {key: x for key, x in parent_params.items() if not key.startswith(CLASSIFIER)}
+    copied, initialised, mismatched = [], [], {}
 
-    def first(path: Any, own: jax.Array, has_positions: bool) -> jax.Array:
+    def copy_or_keep(path: Any, fresh_x: jax.Array, has_positions: bool) -> jax.Array:
         key = name_of(path)
-        if key not in there:
-            new.append(key)
-            return own
-        x = there[key]
-        if has_positions and x.shape != own.shape and config.train.init_positions == "interpolate":
-            x = _interpolated(x, own.shape, axis=int(is_stacked(path)))
-        if x.shape != own.shape:
-            wrong[key] = f"{key} {list(x.shape)} there, {list(own.shape)} here"
-            return own
-        taken.append(key)
-        return jax.device_put(x.astype(own.dtype), own.sharding)
+        if key not in parent_params:
+            initialised.append(key)
+            return fresh_x
+        x = parent_params[key]
+        if has_positions and x.shape != fresh_x.shape and config.train.init_positions == "interpolate":
+            x = _interpolate_positions(x, fresh_x.shape, axis=int(is_stacked(path)))
+        if x.shape != fresh_x.shape:
+            mismatched[key] = f"{key} {list(x.shape)} there, {list(fresh_x.shape)} here"
+            return fresh_x
+        copied.append(key)
+        return jax.device_put(x.astype(fresh_x.dtype), fresh_x.sharding)
 
-    params = jax.tree_util.tree_map_with_path(first, drawn.params, experiment.model.traits().positions)
-    left_out = sorted(there.keys() - {*taken, *wrong})
-    parts = {"initialised": new, "of another shape": wrong.values(), "left out": left_out}
+    params = jax.tree_util.tree_map_with_path(copy_or_keep, fresh.params, experiment.model.traits().positions)
+    unused = sorted(parent_params.keys() - {*copied, *mismatched})
+    parts = {"initialised": initialised, "of another shape": mismatched.values(), "left out": unused}
+    # One message on all parameters; the shapes that do not match are listed together.
     message = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-    message = f"train.init_from={given}: {len(taken)} parameters taken" + (f"; {message}" if message else "")
-    if wrong:
-        raise InputError(f"{message}: set the model's keys to the same values{_advice(config, theirs.config)}")
-    constants = drawn.constants
-    if jax.tree.map(jnp.shape, theirs.model.constants) == jax.tree.map(jnp.shape, constants):
-        put = lambda x, own: jax.device_put(jnp.asarray(x, own.dtype), own.sharding)
-        constants = jax.tree.map(put, theirs.model.constants, constants)
-    ema = None if drawn.ema is None else jax.tree.map(jnp.copy, params)
-    opt_state = begun_with(drawn.opt_state, params)
-    state = dataclasses.replace(drawn, params=params, constants=constants, ema=ema, opt_state=opt_state)
-    return Initial(state, checkpoint_read.identity(name, run, theirs.step, theirs.params, theirs.facts), message)
+    message = f"train.init_from={source}: {len(copied)} parameters taken" + (f"; {message}" if message else "")
+    if mismatched:
+        raise InputError(f"{message}: set the model's keys to the same values{_advice(config, parent.config)}")
+
+    # Constants go with the parameters that were trained with them.
+    constants = fresh.constants
+    if jax.tree.map(jnp.shape, parent.model.constants) == jax.tree.map(jnp.shape, constants):
+        to_device = lambda x, fresh_x: jax.device_put(jnp.asarray(x, fresh_x.dtype), fresh_x.sharding)
+        constants = jax.tree.map(to_device, parent.model.constants, constants)
+
+    # The averages start at the copied parameters.
+    ema = None if fresh.ema is None else jax.tree.map(jnp.copy, params)
+    opt_state = reset_iterate(fresh.opt_state, params)
+    state = dataclasses.replace(fresh, params=params, constants=constants, ema=ema, opt_state=opt_state)
+    return InitialState(state, checkpoint_read.identity(name, run, parent.step, parent.params, parent.facts), message)
 
 
-def _advice(config: Config, theirs: Config) -> str:
-    if config.model.max_length == theirs.model.max_length:
+def _advice(config: Config, parent: Config) -> str:
+    if config.model.max_length == parent.model.max_length:
         return ""
     return (
-        f" (model.max_length={theirs.model.max_length} there, {config.model.max_length} here: only positions can be "
+        f" (model.max_length={parent.model.max_length} there, {config.model.max_length} here: only positions can be "
         f"resized, with train.init_positions=interpolate)"
     )
 
 
-def _interpolated(x: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
+def _interpolate_positions(x: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
     """Interpolates linearly along the positions; the first and the last are unchanged."""
     if x.shape[:axis] + x.shape[axis + 1 :] != shape[:axis] + shape[axis + 1 :]:
         return x
-    place = jnp.linspace(0, x.shape[axis] - 1, shape[axis])
-    low = jnp.floor(place).astype(jnp.int32)
-    part = (place - low).reshape(*[1] * axis, -1, *[1] * (x.ndim - axis - 1))
+    positions = jnp.linspace(0, x.shape[axis] - 1, shape[axis])
+    low = jnp.floor(positions).astype(jnp.int32)
+    fraction = (positions - low).reshape(*[1] * axis, -1, *[1] * (x.ndim - axis - 1))
     left, right = (jnp.take(x, i.clip(0, x.shape[axis] - 1), axis=axis).astype(jnp.float32) for i in (low, low + 1))
-    return left * (1 - part) + right * part
+    return left * (1 - fraction) + right * fraction

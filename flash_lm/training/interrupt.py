@@ -1,4 +1,4 @@
-"""Signals: the first one finishes the step, saves and stops; a later one ends the process at once."""
+"""Signal handling: the first signal finishes the step, saves and stops; a later one ends the process at once."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-# Of a keyboard, a terminal that closes, a process manager, and a cluster's scheduler.
+# From a keyboard, a terminal that closes, a process manager, and a cluster's scheduler.
 _SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
 # A terminal that closes, and `timeout`, send a signal to the process and to its group.
 _ONE_EVENT_S = 1.0
@@ -27,12 +27,13 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         nonlocal stopped
         stopped = True
 
+    # The handlers until now, to restore them; those that ignore a signal stay.
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     # Handlers in Python wait for the main thread, which may compile for minutes: so another thread counts signals.
     numbers, wakeup = socket.socketpair()
     wakeup.setblocking(False)
-    threading.Thread(target=_end_at_a_later_one, args=(numbers,), daemon=True).start()
+    threading.Thread(target=_exit_on_second_signal, args=(numbers,), daemon=True).start()
     wakeup_before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     for number in before:
         signal.signal(number, handle)
@@ -45,7 +46,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         wakeup.close()
 
 
-def _end_at_a_later_one(numbers: socket.socket) -> None:
+def _exit_on_second_signal(numbers: socket.socket) -> None:
     """Reads a byte for each signal that comes, until the other end is closed."""
     with numbers:
         first = None

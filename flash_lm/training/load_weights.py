@@ -1,4 +1,4 @@
-"""The weights of a checkpoint or an exported model, with the config and the tokenizer that they need."""
+"""Loads the weights of a checkpoint or an exported model, with the config and the tokenizer that they need."""
 
 import dataclasses
 from functools import partial
@@ -16,7 +16,7 @@ from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import RunName
 from flash_lm.training.checkpoint_read import Facts, check_tokenizer, restore_params
 from flash_lm.training.export_folder import check_layers, check_shapes
-from flash_lm.training.resolve import close
+from flash_lm.training.resolve import fill_from_corpus
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.train_state import ModelFunction, Params
 
@@ -56,21 +56,28 @@ def read_weights(name: RunName, run: RunFolder, config: Config, saved_dtype: str
     Raises:
         InputError: no such checkpoint, or a mesh that does not fit.
     """
+    # An export's config may be somebody else's: its shapes are checked before anything large is built.
     check: dict[str, Any] = {}
-    if is_export(name.workdir):  # the config may be somebody else's: nothing large is built for it
+    if is_export(name.workdir):
         check_layers(name.workdir, config.model)
         check = {"check": partial(check_shapes, name.workdir)}
+
+    # The model and its mesh, without parameters.
     tokenizer = load_tokenizer(name.workdir / "tokenizer")
-    config = close(config, tokenizer, read_labels(name.workdir))
+    config = fill_from_corpus(config, tokenizer, read_labels(name.workdir))
     model, mesh = ModelFunction(config.model, config.seed, **check), make_mesh(config.mesh)
-    everywhere, dtype = NamedSharding(mesh, PartitionSpec()), jnp.dtype(saved_dtype)
+    replicated, dtype = NamedSharding(mesh, PartitionSpec()), jnp.dtype(saved_dtype)
+
+    # Shapes, dtypes and shardings to restore into; constants are small, and replicated.
     abstract = jax.eval_shape(model.init)
     abstract = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding),
         abstract,
         param_shardings(abstract, model.traits().matrix, config.mesh, mesh),
     )
-    drawn = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), model.constants)
-    step, params, constants, facts = restore_params(name, run, abstract, drawn)
+    abstract_constants = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), model.constants
+    )
+    step, params, constants, facts = restore_params(name, run, abstract, abstract_constants)
     check_tokenizer(facts, tokenizer)
-    return Weights(step, config, tokenizer, model.with_constants(constants), params, mesh, facts)
+    return Weights(step, config, tokenizer, model.replace_constants(constants), params, mesh, facts)

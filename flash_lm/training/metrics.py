@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.jsonl (the record), TensorBoard, and a live progress line."""
+"""Writes metrics to metrics.jsonl (the record), TensorBoard, and a live progress line."""
 
 import contextlib
 import errno
@@ -30,8 +30,9 @@ class MetricsWriter:
         Args:
             workdir: folder of the run.
             step: step that the run resumes from.
-            steps: number of steps of the whole run.
+            steps: number of steps of the run.
         """
+        # metrics.jsonl; lines after the checkpoint will be written again.
         self._path, first = workdir / "metrics.jsonl", is_first()
         path = self._path
         if first:
@@ -40,11 +41,13 @@ class MetricsWriter:
         # Its thread dies if the disk is full, and a bounded queue (0: no bound) would then block forever.
         options = {"purge_step": step + 1, "write_to_disk": first, "max_queue": 0}
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), **options)
+
+        # The progress line.
         self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True, disable=not first)
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:
         """Writes one line: {"step", "split", **values}."""
-        with self._named():
+        with self._name_file_in_errors():
             self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
         for name, value in values.items():
             self._tensorboard.add_scalar(f"{split}/{name}", value, step)
@@ -67,7 +70,8 @@ class MetricsWriter:
 
     def flush(self) -> None:
         """Flushes all lines to disk: called before a checkpoint that includes them is committed."""
-        with self._named():
+        # The line must be on the disk itself, or a crash of the machine could leave a checkpoint without it.
+        with self._name_file_in_errors():
             self._file.flush()
             if is_first():
                 os.fsync(self._file.fileno())
@@ -77,7 +81,7 @@ class MetricsWriter:
         """Flushes and closes, all of it even if the disk is full."""
         self._bar.close()
         try:
-            with self._named():
+            with self._name_file_in_errors():
                 self._file.close()
         finally:
             self._close_tensorboard()
@@ -91,8 +95,8 @@ class MetricsWriter:
             writer.event_writer._closed = True
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Says which file could not be written, which an error of writing does not."""
+    def _name_file_in_errors(self) -> Iterator[None]:
+        """Adds the file's name to an error of writing, which has none."""
         try:
             yield
         except OSError as error:

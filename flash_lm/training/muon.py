@@ -1,8 +1,8 @@
-"""Muon: momentum, made orthogonal (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+"""Muon: orthogonalized momentum (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
 
-Each layer's matrix by itself, one after another, so that stacked layers have the updates of fewer ones, to the bit; a
-single matrix has no loop, and may be rounded otherwise. What `optax.contrib.scale_by_muon` does to a batch of matrices
-differs from what it does to one matrix in its rounding, which the polynomial makes larger.
+Stacked layers are orthogonalized one after another, so that the updates of a layer do not depend on the number of
+layers, to the bit; a single matrix has no loop, and its rounding may differ. `optax.contrib.scale_by_muon` rounds a
+batch of matrices differently from one matrix, and the Newton-Schulz iteration amplifies the difference.
 """
 
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 
 _MOMENTUM = 0.95
-_POLYNOMIAL = (3.4445, -4.7750, 2.0315)
-_STEPS = 5
+_POLYNOMIAL = (3.4445, -4.7750, 2.0315)  # coefficients of x, x³ and x⁵
+_STEPS = 5  # Newton-Schulz iterations
 _RMS = 0.2  # of an update before the learning rate, about that of Adam's
 
 
@@ -25,7 +25,7 @@ class MuonState(NamedTuple):
 
 
 def scale_by_muon() -> optax.GradientTransformation:
-    """Turns gradients of matrices, perhaps with dimensions of layers before them, into updates without a rate.
+    """Turns gradients of matrices, perhaps with leading layer dimensions, into updates for a learning rate of 1.
 
     The momentum is Nesterov's, with the bias correction of `optax.contrib.scale_by_muon`: the average as it will be one
     step later is divided by 1 − β^(t + 1), the gradient by 1 − β^t. Its author's code has neither; a common factor
@@ -40,22 +40,23 @@ def scale_by_muon() -> optax.GradientTransformation:
         del params
         count = state.count + 1
         average = optax.tree.update_moment(updates, state.average, _MOMENTUM, 1)
-        ahead = optax.tree.bias_correction(average, _MOMENTUM, count + 1)
-        here = optax.tree.bias_correction(updates, _MOMENTUM, count)
-        nesterov = jax.tree.map(lambda a, g: _MOMENTUM * a + (1 - _MOMENTUM) * g, ahead, here)
-        return jax.tree.map(_of_layers, nesterov), MuonState(count, average)
+        momentum = optax.tree.bias_correction(average, _MOMENTUM, count + 1)
+        gradient = optax.tree.bias_correction(updates, _MOMENTUM, count)
+        nesterov = jax.tree.map(lambda a, g: _MOMENTUM * a + (1 - _MOMENTUM) * g, momentum, gradient)
+        return jax.tree.map(_orthogonalize_layers, nesterov), MuonState(count, average)
 
     return optax.GradientTransformation(init, update)
 
 
-def _of_layers(x_xIxO: jax.Array) -> jax.Array:
+def _orthogonalize_layers(x_xIxO: jax.Array) -> jax.Array:
+    """Orthogonalizes each layer's matrix, scaled to a root mean square of about 0.2, like Adam's updates."""
     rows, columns = x_xIxO.shape[-2:]
     x_NxIxO = x_xIxO.reshape(-1, rows, columns)
-    return jax.lax.map(_orthogonal, x_NxIxO).reshape(x_xIxO.shape) * _RMS * max(rows, columns) ** 0.5
+    return jax.lax.map(_newton_schulz, x_NxIxO).reshape(x_xIxO.shape) * _RMS * max(rows, columns) ** 0.5
 
 
-def _orthogonal(x_IxO: jax.Array) -> jax.Array:
-    """Near U Vᵀ of the singular value decomposition U S Vᵀ, by a polynomial of odd powers."""
+def _newton_schulz(x_IxO: jax.Array) -> jax.Array:
+    """Newton-Schulz iteration x ← a x + b (x xᵀ) x + c (x xᵀ)² x, which brings x = U S Vᵀ close to U Vᵀ."""
     a, b, c = _POLYNOMIAL
     tall = x_IxO.shape[0] > x_IxO.shape[1]
     x = x_IxO.T if tall else x_IxO  # the smaller product

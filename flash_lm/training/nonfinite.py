@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: they are skipped and counted, or end the run; and where it began."""
+"""Handles steps with a non-finite loss or gradient: skips and counts them, or ends the run; and finds the origin."""
 
 import itertools
 import math
@@ -17,14 +17,14 @@ from flash_lm.training.train_state import Params
 from flash_lm.training.train_step import make_gradients, microbatches
 
 MOST_IN_A_ROW = 100  # steps to skip; more are not an accident
-SHARE_IN_A_ROW = 0.1  # of a run, so that the limit also ends a short one
+SHARE_IN_A_ROW = 0.1  # share of a run's steps, so that the limit also ends a short one
 
 
 class NonfiniteSteps:
-    """Does what `train.on_nonfinite` says.
+    """Counts skipped steps, and ends the run if `train.on_nonfinite` says so or too many follow each other.
 
     Attributes:
-        skipped: number of skipped steps in the whole run.
+        skipped: number of skipped steps since the run began.
     """
 
     def __init__(self, experiment: Experiment, skipped: int):
@@ -33,17 +33,18 @@ class NonfiniteSteps:
         self._in_a_row, self._last = 0, -1
         self._most = min(MOST_IN_A_ROW, max(1, int(SHARE_IN_A_ROW * experiment.config.train.steps)))
 
-    def meet(self, step: int, values: dict[str, float], origin: str) -> str:
-        """Counts a step that has changed nothing, and reports it.
+    def record_skipped(self, step: int, values: dict[str, float], origin: str) -> str:
+        """Counts a skipped step, and returns the line to log.
 
         Args:
             step: number of the step.
             values: its metrics.
-            origin: where the first non-finite number appeared, or how to find out.
+            origin: description of where the first non-finite number appeared, or how to find out.
 
         Raises:
             NonfiniteError: the run must end.
         """
+        # The report names the sequences, so that their text can be looked at.
         config = self._experiment.config
         first = (step - 1) * config.data.batch_size
         report = (
@@ -55,27 +56,29 @@ class NonfiniteSteps:
                 f"{report}\nthis step has not been saved: set --config.train.on_nonfinite=skip, or lower "
                 f"--config.train.learning_rate, and start in another --workdir"
             )
+
+        # A single skipped step is an accident; many in a row are a diverged run.
         self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
         self._last, self.skipped = step, self.skipped + 1
         if self._in_a_row > self._most:
-            raise self._broken(report)
+            raise self._make_error(report)
         return f"{report}; step skipped ({self.skipped - 1} skipped earlier)"
 
     def check_end(self, loss: float) -> None:
-        """Checks that a run does not end with a model that no step can train any more.
+        """Checks that a run does not end with a broken model, which no further step could train.
 
         Args:
-            loss: on the validation split, after the last step.
+            loss: validation loss after the last step.
 
         Raises:
             NonfiniteError: the last step was skipped, and the loss is not finite either.
         """
         last = self._experiment.config.train.steps
         if self._last == last and not math.isfinite(loss):
-            raise self._broken(f"step {last}: validation loss {loss}")
+            raise self._make_error(f"step {last}: validation loss {loss}")
 
-    def _broken(self, report: str) -> NonfiniteError:
-        """In one line: whoever skips steps has seen the reports before it."""
+    def _make_error(self, report: str) -> NonfiniteError:
+        """The error after too many skipped steps, in one line: earlier ones have been logged."""
         skipped = f"the last {self._in_a_row} steps were" if self._in_a_row > 1 else "the last step was"
         return NonfiniteError(
             f"{report}; {skipped} skipped: lower --config.train.learning_rate, and start in another --workdir"
@@ -95,13 +98,14 @@ class Origin:
         self._flags = jax.jit(self._compute, out_shardings=NamedSharding(experiment.mesh, PartitionSpec()))
 
     def find(self, params: Params, step: int, batch: dict[str, jax.Array]) -> str:
-        """Describes the place in words.
+        """Describes the location of the first non-finite number in a sentence.
 
         Args:
             params: parameters before the step.
             step: number of steps done before it.
             batch: batch of the step.
         """
+        # The stages of the model in order, each with a flag per sequence: whether its activations are finite.
         flags = jax.device_get(self._flags(params, step, batch))
         model = self._experiment.config.model
         stages = [("the encoder", flags["encoder"])] if "encoder" in flags else []
@@ -112,6 +116,8 @@ class Origin:
             for i, (family, rows) in enumerate(zip(families, flags["layers"], strict=False), start=1)
         ]
         stages.append(("the last norm", flags["norm"]))
+
+        # The first cause, in the order in which a step computes.
         if bad := _first(flags["params"]):
             return f"the parameter {bad} is not finite before the step"
         for name, rows_B in stages:
@@ -123,21 +129,22 @@ class Origin:
         return "all activations and gradients are finite, but the optimizer's update or the gradient norm is not"
 
     def _compute(self, params: Params, step: jax.Array, batch: dict[str, jax.Array]) -> dict[str, Any]:
+        """Flags of finite parameters and gradients by leaf, and of finite activations by stage and sequence."""
         config = self._experiment.config
         rows_are_finite = lambda x_BxLxD: jnp.isfinite(x_BxLxD).all(axis=(1, 2))
 
-        def of_microbatch(part):
+        def activation_flags(part):
             microbatch, key = part
             bound = self._experiment.model.bind(params)
             return bound.activations(rows_are_finite, ModelInputs.from_batch(microbatch), key)
 
         count = config.train.accumulate
-        seen = jax.lax.map(of_microbatch, microbatches(batch, count, config.seed, step))
-        # M×(B/M) or M×layers×(B/M), and row r of the batch is in microbatch r mod M.
-        seen = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1).reshape(*x.shape[1:-1], -1), seen)
-        finite = lambda tree: jax.tree.map(lambda x: jnp.isfinite(x).all(), tree)
+        flags = jax.lax.map(activation_flags, microbatches(batch, count, config.seed, step))
+        # M×(B/M) or M×layers×(B/M), and sequence r of the batch is in microbatch r mod M.
+        flags = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1).reshape(*x.shape[1:-1], -1), flags)
+        all_finite = lambda tree: jax.tree.map(lambda x: jnp.isfinite(x).all(), tree)
         _, gradients, _ = self._gradients(params, step, batch)
-        return seen | {"params": finite(params), "gradients": finite(gradients)}
+        return flags | {"params": all_finite(params), "gradients": all_finite(gradients)}
 
 
 def _first(flags: Any) -> str | None:

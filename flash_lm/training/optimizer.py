@@ -1,6 +1,6 @@
-"""Clipping and optimizer, from optax.
+"""The table of optimizers, and `make_optimizer`: clipping, update rule, weight decay and learning rate, with optax.
 
-Parameters of stacked layers have the layer as their first dimension. Per-parameter statistics (norm, root mean square)
+Parameters of stacked layers have the layer as their first dimension. Statistics per parameter (norm, root mean square)
 are computed for each layer separately, so stacking changes nothing.
 """
 
@@ -15,7 +15,7 @@ import optax
 from flash_lm.config.registry import OPTIMIZERS
 from flash_lm.config.train import TrainConfig
 from flash_lm.layers.parameter import Traits, is_stacked
-from flash_lm.training.frozen import frozen_parameters
+from flash_lm.training.frozen import frozen_mask
 from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.schedule_free import schedule_free
 
@@ -39,24 +39,24 @@ def _adafactor(config: TrainConfig, traits: Traits) -> list[optax.GradientTransf
     """Without momentum, and with updates relative to the parameter's size; b1, b2 and eps are not used."""
     return [
         optax.scale_by_factored_rms(decay_rate=_ADAFACTOR_DECAY, epsilon=_ADAFACTOR_EPS),
-        _by_parameter(optax.clip_by_block_rms(1.0)),
-        _by_parameter(optax.scale_by_param_block_rms()),
+        _apply_per_parameter(optax.clip_by_block_rms(1.0)),
+        _apply_per_parameter(optax.scale_by_param_block_rms()),
         _weight_decay(config, traits),
     ]
 
 
 def _lamb(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
-    return [*_adamw(config, traits), _by_parameter(optax.scale_by_trust_ratio())]
+    return [*_adamw(config, traits), _apply_per_parameter(optax.scale_by_trust_ratio())]
 
 
 def _muon(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
-    """Muon for the matrices between features, Adam for all else."""
+    """Muon for the hidden matrices, Adam for all other parameters."""
     rules: Any = {True: scale_by_muon(), False: optax.scale_by_adam(config.b1, config.b2, config.eps)}
     return [optax.partition(rules, traits.hidden), _weight_decay(config, traits)]
 
 
 def _schedule_free(config: TrainConfig, traits: Traits) -> list[optax.GradientTransformation]:
-    """AdamW without a first moment, whose place an average takes."""
+    """AdamW without a first moment: `schedule_free` averages the iterates instead."""
     rms = optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
     return [rms, _weight_decay(config, traits)]
 
@@ -66,11 +66,11 @@ class Optimizer:
     """A row of the table of optimizers.
 
     Attributes:
-        build: from `config.train`, the parameters' traits and each section, makes the transformation of gradients into
-            updates, without clipping and learning rate.
-        averages: whether it trains the average of the parameters that the updates move, see `schedule_free`.
+        build: function (config.train, traits, *sections) -> the transformations of gradients into updates, without
+            clipping and learning rate.
         sections: its sections of keys.
-        relative: whether the learning rate is a share of a parameter's size, and not the size of an update.
+        averages: whether the model is the average of the iterates, see `schedule_free`.
+        relative: whether updates are proportional to the size of their parameter.
     """
 
     build: Callable[..., list[optax.GradientTransformation]]
@@ -94,48 +94,50 @@ register_optimizer("schedule_free_adamw", Optimizer(_schedule_free, averages=Tru
 
 
 def make_optimizer(config: TrainConfig, traits: Traits) -> optax.GradientTransformationExtraArgs:
-    """Clipping, then the optimizer config.optimizer; decoupled weight decay for matrices only.
+    """Clipping, then the optimizer config.optimizer; decoupled weight decay of matrices only.
 
     Its `update` also takes `learning_rate`, that of the step (see `training.schedule`): an input, so that runs that
-    differ in their schedules share one compiled program. Gradients of frozen parameters must be zero, as the step gives
-    them: they would count in the norm that is clipped.
+    differ in their schedules share one compiled program. Gradients of frozen parameters must be zero, as those of the
+    step are: they would count in the norm that is clipped.
 
     Args:
         config: training config.
         traits: the parameters' traits.
     """
+    # The chain: clipping, the update rule with weight decay, the learning rate.
     row: Optimizer = OPTIMIZERS[config.optimizer]
     rules = row.build(config, traits, *(config[kind] for kind in row.sections))
     rule = optax.chain(*rules, _scale_by_learning_rate())
     clip = optax.clip_by_global_norm(config.clip)
-    clips = {"global": clip, "parameter": _by_parameter(clip)}
-    whole = optax.chain(clips[config.clip_mode], rule) if config.clip else rule
+    clips = {"global": clip, "parameter": _apply_per_parameter(clip)}
+    chain = optax.chain(clips[config.clip_mode], rule) if config.clip else rule
 
-    frozen = frozen_parameters(config.freeze, traits.matrix)
+    # Frozen parameters: weight decay alone would move them.
+    frozen = frozen_mask(config.freeze, traits.matrix)
     # Not 0, because adding it to a parameter of -0 would change it.
-    still = lambda x, is_frozen: jnp.full_like(x, -0.0) if is_frozen else x
-    without_frozen = lambda updates: jax.tree.map(still, updates, frozen)
+    zero_if_frozen = lambda x, is_frozen: jnp.full_like(x, -0.0) if is_frozen else x
+    zero_frozen = lambda updates: jax.tree.map(zero_if_frozen, updates, frozen)
 
-    def moves(gradients: Any, state: Any, params: Any, moved: Any, rate: jax.Array) -> tuple[Any, Any]:
-        """The updates of `moved`, given gradients at `params`."""
-        updates, state = whole.update(gradients, state, params, learning_rate=rate)
-        updates = jax.tree.map(lambda x, own: x if own == 1 else x * own, updates, traits.rate)
-        return without_frozen(jax.tree_util.tree_map_with_path(_projected, updates, moved, traits.project)), state
+    def compute_updates(gradients: Any, state: Any, params: Any, moved: Any, rate: jax.Array) -> tuple[Any, Any]:
+        """The updates of the parameters `moved`, from gradients at `params`."""
+        updates, state = chain.update(gradients, state, params, learning_rate=rate)
+        updates = jax.tree.map(lambda x, factor: x if factor == 1 else x * factor, updates, traits.rate)
+        return zero_frozen(jax.tree_util.tree_map_with_path(_project_update, updates, moved, traits.project)), state
 
-    # None of this is a link of the chain, which would add to the state: older checkpoints do not have it.
-    average = schedule_free(whole.init, moves, config.b1) if row.averages else None
+    # None of this is part of the chain, which would add to the state: older checkpoints do not have it.
+    average = schedule_free(chain.init, compute_updates, config.b1) if row.averages else None
 
     def update(updates: Any, state: Any, params: Any = None, **inputs: Any) -> tuple[Any, Any]:
         if average is None:
-            return moves(updates, state, params, params, inputs["learning_rate"])
+            return compute_updates(updates, state, params, params, inputs["learning_rate"])
         updates, state = average.update(updates, state, params, **inputs)
-        return without_frozen(updates), state
+        return zero_frozen(updates), state
 
-    return optax.GradientTransformationExtraArgs((average or whole).init, update)
+    return optax.GradientTransformationExtraArgs((average or chain).init, update)
 
 
 def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
-    """The step against the update's direction. Its state is that of optax's own schedules, which checkpoints have."""
+    """Multiplies updates by −learning_rate. Its state is that of optax's schedules, which checkpoints have."""
 
     def init(params: Any) -> Any:
         del params
@@ -148,8 +150,8 @@ def _scale_by_learning_rate() -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _projected(path: Any, update: jax.Array, param: jax.Array, project: Any) -> jax.Array:
-    """The update that moves a parameter to its projection."""
+def _project_update(path: Any, update: jax.Array, param: jax.Array, project: Any) -> jax.Array:
+    """The update to the projection of the new parameter, such as a span clipped to its range."""
     if not project:
         return update
     return (jax.vmap(project) if is_stacked(path) else project)(param + update) - param
@@ -159,7 +161,7 @@ def _weight_decay(config: TrainConfig, traits: Traits) -> optax.GradientTransfor
     return optax.add_decayed_weights(config.weight_decay, mask=traits.matrix)
 
 
-def _by_parameter(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+def _apply_per_parameter(transform: optax.GradientTransformation) -> optax.GradientTransformation:
     """Applies a stateless transformation to each parameter separately, and to each layer of a stacked one."""
 
     def one(update: jax.Array, param: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""A trace of some training steps, to open in TensorBoard or Perfetto."""
+"""Profiler traces of some training steps, to open in TensorBoard or Perfetto."""
 
 import pathlib
 
@@ -32,10 +32,10 @@ def check_span(span: Span, steps: int) -> None:
 
 
 class Profile:
-    """Traces the steps of a span that a run reaches; does nothing without a span."""
+    """Traces the steps of a span; does nothing without one."""
 
     def __init__(self, folder: pathlib.Path, span: Span | None):
-        """Does not start a trace yet. `folder`: where the trace goes."""
+        """Does not start a trace yet; `folder` is the trace's folder."""
         self.folder = folder
         self._start, self._stop = span or (0, 0)
         self.on = False

@@ -1,8 +1,7 @@
-"""The config that runs: what was asked for, with every open key closed.
+"""Resolves a config: fills in every open key.
 
 An open key takes its value from the run that is resumed, from the parent of a branch or the model of train.init_from,
-from the keys that it follows from (`config.experiment.fill_open_keys`), from the corpus, or from the family, in this
-order.
+from other keys (`config.experiment.fill_open_keys`), from the corpus, or from the family, in this order.
 """
 
 import dataclasses
@@ -22,10 +21,10 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import complete, unread
 from flash_lm.models.classifier import ClassOptions
 from flash_lm.runs.run_folder import RunFolder
-from flash_lm.training.hub import downloaded
+from flash_lm.training.hub import download
 
-# Keys that may change when a run is resumed: for the model they change rounding, or nothing.
-_FREE = (
+# Keys that may change when a run is resumed: they change nothing of the model, or only its rounding.
+_CHANGEABLE = (
     "mesh.",
     "model.remat",
     "model.scan_layers",
@@ -43,8 +42,8 @@ _FREE = (
     "train.checkpoint_every",
     "train.keep",
 )
-# Keys that a branch may change as well: its schedule.
-_OF_A_BRANCH = (
+# Keys that a branch may change besides: its schedule.
+_BRANCH_KEYS = (
     "train.branch_from",
     "train.steps",
     "train.tokens",
@@ -56,9 +55,9 @@ _OF_A_BRANCH = (
     "train.boundaries",
 )
 # Keys that a branch does not use, since its state comes from its parent.
-_OF_A_BEGINNING = ("train.init_from", "train.init_positions")
-_OF_THE_TASK = ("max_length", "causal", "head")  # keys of config.model that train.init_from does not fill in
-Changes = dict[str, tuple[Any, Any]]  # by key: the value there, the value here
+_INIT_KEYS = ("train.init_from", "train.init_positions")
+_TASK_KEYS = ("max_length", "causal", "head")  # keys of config.model that train.init_from does not fill in
+Changes = dict[str, tuple[Any, Any]]  # by key: the value of the run, the value asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +65,10 @@ class Resolved:
     """The config of a run.
 
     Attributes:
-        record: for config.json: what was asked for, with open keys from the run that is resumed or from the parent.
+        record: the config for config.json: the user's, with open keys from the run that is resumed or from the parent.
         config: the same, checked, with the keys that follow from others. Keys of the model that the corpus or the
-            family defines are still open, see `close`.
-        changes: what a resume changes in free keys.
+            family defines are still open, see `fill_from_corpus`.
+        changes: the keys that a resume changes.
     """
 
     record: Any
@@ -77,8 +76,8 @@ class Resolved:
     changes: Changes
 
 
-def with_types(asked: Any) -> Any:
-    """A copy of a user's config that has every key, each with a value of its type, so that it can be compared.
+def normalize(asked: Any) -> Any:
+    """Returns a copy of a user's config with every key and checked types, so that it can be compared.
 
     Raises:
         InputError: values have other types, or plugins cannot be imported.
@@ -92,52 +91,52 @@ def with_types(asked: Any) -> Any:
 
 
 def resolve(asked: Any, run: RunFolder | None, parent: RunFolder | None, init_from: str | None) -> Resolved:
-    """Closes the keys that can be closed before the corpus is loaded.
+    """Fills in the open keys that do not depend on the corpus.
 
     Args:
-        asked: a config from `with_types`, with the keys open that the user left open.
-        run: the run that is resumed; None: there is none.
+        asked: a config from `normalize`, with the keys open that the user left open.
+        run: the run that is resumed; None: a new run.
         parent: the run that a new branch starts from.
         init_from: the model that a new run starts from.
 
     Raises:
-        InputError: the config is wrong, each problem on a line; or it is not that of the run there, or of the parent.
+        InputError: the config is wrong, with one problem per line; or the run or the parent has another config.
     """
     record, changes = asked.copy_and_resolve_references(), {}
     if init_from:
-        parse(asked)  # what is wrong with it is said before a model is downloaded
-        record = like_parent(record, init_from)
+        parse(asked)  # raises before a model is downloaded
+        record = fill_from_parent(record, init_from)
     if run:
         record, changes = continue_run(record, run)
     if parent:
-        record = _branch(record, parent)
+        record = _branch_config(record, parent)
     config = parse(record)
-    # An open batch depends on the devices, and the run keeps it wherever it goes on.
+    # An open batch size depends on the devices, and the run keeps it when it continues on others.
     record.data.tokens_per_batch = config.data.tokens_per_batch
     return Resolved(record, config, changes)
 
 
-def close(config: Config, tokenizer: Tokenizer, labels: Sequence[str]) -> Config:
-    """Closes the keys of the model that the corpus and the families define.
+def fill_from_corpus(config: Config, tokenizer: Tokenizer, labels: Sequence[str]) -> Config:
+    """Fills in the keys of the model that the corpus and the families define.
 
     Args:
         config: a checked config.
-        tokenizer: of the corpus.
+        tokenizer: tokenizer of the corpus.
         labels: names of the corpus's labels; empty: it has none.
 
     Raises:
-        InputError: a set number is too small for the corpus, or widths do not go together.
+        InputError: a set number is too small for the corpus, or widths do not fit together.
     """
-    return dataclasses.replace(config, model=_with_classes(config, _with_vocabulary(config, tokenizer), labels))
+    return dataclasses.replace(config, model=_resolve_classes(config, _resolve_vocabulary(config, tokenizer), labels))
 
 
-def _with_vocabulary(config: Config, tokenizer: Tokenizer) -> ModelConfig:
-    """The config of the model with its vocabulary, and what its families fill in."""
-    return complete(dataclasses.replace(config.model, vocab_size=vocabulary(config, tokenizer)))
+def _resolve_vocabulary(config: Config, tokenizer: Tokenizer) -> ModelConfig:
+    """The config of the model with its vocabulary size and its families' defaults."""
+    return complete(dataclasses.replace(config.model, vocab_size=choose_vocab_size(config, tokenizer)))
 
 
-def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
-    """The model's vocabulary size: as set, or as the tokenizer needs.
+def choose_vocab_size(config: Config, tokenizer: Tokenizer) -> int:
+    """The vocabulary size that is set, or else the one that the tokenizer needs.
 
     Raises:
         InputError: the set size is too small.
@@ -155,11 +154,11 @@ def vocabulary(config: Config, tokenizer: Tokenizer) -> int:
     return vocab_size
 
 
-def _with_classes(config: Config, model: ModelConfig, labels: Sequence[str]) -> ModelConfig:
-    """The config of the model with the number of its labels: as set, or as many as there are.
+def _resolve_classes(config: Config, model: ModelConfig, labels: Sequence[str]) -> ModelConfig:
+    """The config of the model with its number of labels: the one that is set, or else the corpus's.
 
     Raises:
-        InputError: there are no labels, or the set number is too small.
+        InputError: the corpus has no labels, or the set number is too small.
     """
     if not TASKS[config.task].labels:
         return model
@@ -171,22 +170,23 @@ def _with_classes(config: Config, model: ModelConfig, labels: Sequence[str]) -> 
     return model.put("classes.count", count)
 
 
-def like_parent(config: Any, name: str) -> Any:
-    """Fills in the open keys of a config's model from the model that it starts from.
+def fill_from_parent(config: Any, name: str) -> Any:
+    """Fills in the open keys of a config's model from the model of train.init_from.
 
     A family's defaults depend on the objective, and the parameters were trained with these values.
 
     Raises:
         InputError: no such model.
     """
-    folder = downloaded(name).workdir
-    theirs, tokenizer = parse(RunFolder(folder).config), load_tokenizer(folder / "tokenizer")
-    model = _with_vocabulary(theirs, tokenizer)
+    folder = download(name).workdir
+    parent, tokenizer = parse(RunFolder(folder).config), load_tokenizer(folder / "tokenizer")
+    model = _resolve_vocabulary(parent, tokenizer)
     if (config.model.get("family"), tuple(config.model.get("pattern", ()))) != (model.family, model.pattern):
         return config
     config = config.copy_and_resolve_references()
+    # The values for the open keys, without those that belong to the task: this run may have another one.
     left_open = [key for key, value in flatten_dict(config.model.to_dict(), sep=".").items() if value is None]
-    known = {key: model.get(key) for key in left_open if key not in _OF_THE_TASK}
+    known = {key: model.get(key) for key in left_open if key not in _TASK_KEYS}
     others = sections_of_other_tasks(TASKS[config.task])
     known = {key: x for key, x in known.items() if f"model.{key.partition('.')[0]}" not in others}
     if "vocab_size" in known and TASKS[config.task].vocabulary(tokenizer) > model.vocab_size:
@@ -196,66 +196,68 @@ def like_parent(config: Any, name: str) -> Any:
 
 
 def continue_run(asked: Any, run: RunFolder) -> tuple[Any, Changes]:
-    """The config to continue a run with, and what that changes in free keys.
+    """The config to continue a run with, and the keys that it changes.
 
     Raises:
-        InputError: the run had another config.
+        InputError: the run has another config: a key differs that may not change.
     """
-    record, changes = _compared(asked, run)
-    if differing := {key: change for key, change in changes.items() if not _is_free(key, record)}:
-        parse(asked)  # what is wrong with it by itself comes first
-        of_a_branch = set(differing) <= set(_OF_A_BRANCH)
-        advice = f", or continue in a new one with --config.train.branch_from={run.path}" if of_a_branch else ""
+    record, changes = _fill_and_compare(asked, run)
+    if differing := {key: change for key, change in changes.items() if not _may_change(key, record)}:
+        parse(asked)  # raises first if the config itself is wrong
+        branch_possible = set(differing) <= set(_BRANCH_KEYS)
+        advice = f", or continue in a new one with --config.train.branch_from={run.path}" if branch_possible else ""
         raise InputError(
-            f"{run.path} holds a run of another config ({_listed(differing)}): choose another --workdir{advice}"
+            f"{run.path} holds a run of another config ({_format_changes(differing)}): choose another --workdir{advice}"
         )
     return record, changes
 
 
-def _branch(asked: Any, parent: RunFolder) -> Any:
-    """The config to start a branch with: it differs from its parent's only in the schedule and in free keys.
+def _branch_config(asked: Any, parent: RunFolder) -> Any:
+    """The config to start a branch with: only the schedule and the keys that a resume may change can differ.
 
     Raises:
-        InputError: there is no such run, or its config differs elsewhere.
+        InputError: the run does not exist, or its config differs elsewhere.
     """
-    ours = (*_OF_A_BRANCH, *_OF_A_BEGINNING)
-    record, changes = _compared(asked, parent, but=ours)
-    if differing := {key: x for key, x in changes.items() if not _is_free(key, record) and key not in ours}:
+    branch_keys = (*_BRANCH_KEYS, *_INIT_KEYS)
+    record, changes = _fill_and_compare(asked, parent, keep_open=branch_keys)
+    if differing := {key: x for key, x in changes.items() if not _may_change(key, record) and key not in branch_keys}:
         parse(asked)
         raise InputError(
-            f"train.branch_from={record.train.branch_from} is a run of another config ({_listed(differing)}): a branch "
-            f"may change only {', '.join(_OF_A_BRANCH[1:])}, and what a resumed run may change"
+            f"train.branch_from={record.train.branch_from} is a run of another config ({_format_changes(differing)}): "
+            f"a branch may change only {', '.join(_BRANCH_KEYS[1:])}, and what a resumed run may change"
         )
     return record
 
 
-def _compared(asked: Any, run: RunFolder, but: Collection[str] = ()) -> tuple[Any, Changes]:
+def _fill_and_compare(asked: Any, run: RunFolder, keep_open: Collection[str] = ()) -> tuple[Any, Changes]:
     """Fills in the open keys of a config from a run, and lists the keys that then differ.
 
     Args:
         asked: the new config.
         run: the run.
-        but: keys that stay open.
+        keep_open: keys that stay open.
     """
-    there, record = _flat(run.config.to_dict()), asked.copy_and_resolve_references()
-    left_open = {key for key, value in _flat(record.to_dict()).items() if value is None and key not in but}
-    record.update_from_flattened_dict({key: there[key] for key in left_open if there.get(key) is not None})
-    before, now = (_flat(fill_open_keys(x.to_dict())) for x in (run.config, record))
+    run_values, record = _flatten(run.config.to_dict()), asked.copy_and_resolve_references()
+    # Fill in from the run, then let the other keys follow on both sides.
+    left_open = {key for key, value in _flatten(record.to_dict()).items() if value is None and key not in keep_open}
+    record.update_from_flattened_dict({key: run_values[key] for key in left_open if run_values.get(key) is not None})
+    before, now = (_flatten(fill_open_keys(x.to_dict())) for x in (run.config, record))
     differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
-    return record, {key: (before.get(key), now.get(key)) for key in sorted(differing - _meaningless(before, now))}
+    return record, {key: (before.get(key), now.get(key)) for key in sorted(differing - _unused_keys(before, now))}
 
 
-def _is_free(key: str, config: Any) -> bool:
-    # Microbatches have no random numbers of their own, so their number changes only the order of a sum.
+def _may_change(key: str, config: Any) -> bool:
+    """Whether a resume may change a key."""
+    # Without dropout, the number of microbatches changes only the order of a sum.
     model = config.get("model", {})
-    draws = model.get("dropout") or model.get("favor", {}).get("redraw")
+    draws_random_numbers = model.get("dropout") or model.get("favor", {}).get("redraw")
     if key == "model.state_dtype" and config.get("train", {}).get("carry_state"):
-        return False  # the checkpoint has a state
-    return key.startswith(_FREE) or (key == "train.accumulate" and not draws)
+        return False  # the checkpoint holds a decode state of this dtype
+    return key.startswith(_CHANGEABLE) or (key == "train.accumulate" and not draws_random_numbers)
 
 
-def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
-    """Keys that neither of two flat configs uses."""
+def _unused_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+    """Keys that neither of two flat configs uses, so that a difference means nothing."""
     kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
     encoder = now.get("model.encoder.family")
     families = (*(now.get("model.pattern") or (str(now.get("model.family")),)), *([encoder] if encoder else []))
@@ -263,9 +265,9 @@ def _meaningless(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     return kept | unread_keys(now) | unread(families, cross)
 
 
-def _listed(changes: dict[str, tuple[Any, Any]]) -> str:
-    return "; ".join(f"{key}={there} there, {here} here" for key, (there, here) in changes.items())
+def _format_changes(changes: dict[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key}={before} there, {now} here" for key, (before, now) in changes.items())
 
 
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     return flatten_dict(tree, sep=".")

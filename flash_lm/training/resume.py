@@ -1,4 +1,4 @@
-"""Opens a run's folder for training, and finds where the run starts: at a checkpoint, at its parent's, or new."""
+"""Opens a run's folder for training, and restores its start: its checkpoint, its parent's, or a new state."""
 
 import contextlib
 import dataclasses
@@ -24,19 +24,19 @@ from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training import checkpoint_read
 from flash_lm.training.checkpoint_write import Checkpoints
-from flash_lm.training.init_from import initial_state, tokenizer_of
-from flash_lm.training.resolve import Resolved, resolve, with_types
+from flash_lm.training.init_from import initial_state, parent_tokenizer
+from flash_lm.training.resolve import Resolved, normalize, resolve
 from flash_lm.training.setup import Experiment, Setup
 from flash_lm.training.train_state import TrainState, init_state
 
 
-class Seen(NamedTuple):
-    """What another process may change in a run's folder.
+class FolderState(NamedTuple):
+    """The contents of a run's folder that another process may change.
 
     Attributes:
-        newest: step of the newest checkpoint, intact or not; None: there is none.
-        is_new: whether there is no config.json yet.
-        changes: lines of changes.jsonl.
+        newest: step of the newest checkpoint, intact or not; None: no checkpoint.
+        is_new: whether config.json does not exist yet.
+        changes: number of lines of changes.jsonl.
     """
 
     newest: int | None
@@ -50,44 +50,45 @@ class OpenRun:
 
     Attributes:
         folder: the folder.
-        seen: what there was in it.
-        resolved: the config to go on with.
-        parent: the checkpoint that a branch starts from and its folder, if the run has no checkpoint of its own.
+        folder_state: its contents when it was opened.
+        resolved: the config to continue with.
+        parent: the checkpoint that a branch starts from and its folder, if the run has no checkpoint yet.
     """
 
     folder: RunFolder
-    seen: Seen
+    folder_state: FolderState
     resolved: Resolved
     parent: tuple[RunName, RunFolder] | None
 
     @property
     def newest(self) -> int | None:
-        """Step of the newest checkpoint, intact or not; None: there is none."""
-        return self.seen.newest
+        """Step of the newest checkpoint, intact or not; None: no checkpoint."""
+        return self.folder_state.newest
 
     @property
     def config(self) -> Config:
-        """The config that runs, but for what the corpus defines."""
+        """The config of the run, without the keys that the corpus defines."""
         return self.resolved.config
 
-    def own_corpus(self) -> OwnCorpus | None:
-        """What the run or its parent knows of its corpus; None: nothing yet."""
-        known = checkpoint_read.own_corpus(self.parent[1] if self.parent else self.folder, self.config.data.path)
+    def known_corpus(self) -> OwnCorpus | None:
+        """Tokenizer and corpus fingerprint of the run or its parent; None: a new run."""
+        corpus = checkpoint_read.known_corpus(self.parent[1] if self.parent else self.folder, self.config.data.path)
         init_from = self.config.train.init_from
-        return known or (OwnCorpus(tokenizer_of(init_from, self.config)) if init_from else None)
+        return corpus or (OwnCorpus(parent_tokenizer(init_from, self.config)) if init_from else None)
 
     def begin(self, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> None:
-        """Writes the files that a run has before its first step, and records what this resume changes.
+        """Writes config.json, labels and tokenizer of a new run, and records the changes of a resume.
 
         Raises:
             InputError: the run had checkpoints, and they are gone.
         """
-        if self.newest is None and not self.seen.is_new:
+        if self.newest is None and not self.folder_state.is_new:
             self.folder.check_nothing_lost()
-        of_all_hosts(None)  # all hosts have looked
+        of_all_hosts(None)  # wait until all hosts have read the folder
+        # Only the first host writes; the tokenizer is renamed at the end, so that it is never incomplete.
         if is_first():
             path = self.folder.path
-            if self.seen.is_new:
+            if self.folder_state.is_new:
                 write_labels(path, labels)
                 self.folder.write(self.resolved.record)
             elif self.resolved.changes:
@@ -101,35 +102,40 @@ class OpenRun:
 
 @contextlib.contextmanager
 def open_run(workdir: pathlib.Path, asked: Any) -> Iterator[OpenRun]:
-    """Locks a folder for a run of this config; the folder is unchanged if nothing comes of it.
+    """Locks a folder for a run of this config; the folder is unchanged if the run is refused.
 
     Raises:
         InputError: a bad config; or the folder holds something else, a run of another config, or a run that another
             process is training.
     """
     check_local(workdir)
-    asked = with_types(asked)
-    run = _open(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is
+    asked = normalize(asked)
+    run = _resolve_run(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is
     with lock_folder(workdir):
-        # Another process may have trained here between the look and the lock. All hosts look again, or none does: the
-        # look has exchanges between them.
-        unchanged = run.seen == _look(run.folder)
-        yield run if all(of_all_hosts(unchanged)) else _open(RunFolder(workdir), asked)
+        # Another process may have trained in the folder before it was locked. Either all hosts read it again or none
+        # does, because reading exchanges data between hosts.
+        unchanged = run.folder_state == _read_folder_state(run.folder)
+        yield run if all(of_all_hosts(unchanged)) else _resolve_run(RunFolder(workdir), asked)
 
 
-def _look(folder: RunFolder) -> Seen:
-    return Seen(max(checkpoint_read.steps(folder.path), default=None), not folder.holds_run(), folder.changes())
+def _read_folder_state(folder: RunFolder) -> FolderState:
+    return FolderState(
+        max(checkpoint_read.checkpoint_steps(folder.path), default=None), not folder.holds_run(), folder.changes()
+    )
 
 
-def _open(folder: RunFolder, asked: Any) -> OpenRun:
-    seen = _look(folder)
-    branch_from, init_from = (asked.train.branch_from, asked.train.init_from) if seen.newest is None else (None, None)
-    parent = _parent(branch_from) if branch_from else None
-    resolved = resolve(asked, None if seen.is_new else folder, parent[1] if parent else None, init_from)
-    return OpenRun(folder, seen, resolved, parent)
+def _resolve_run(folder: RunFolder, asked: Any) -> OpenRun:
+    """Resolves a config for a folder: the parent of a branch counts only before the run's first checkpoint."""
+    folder_state = _read_folder_state(folder)
+    branch_from, init_from = (
+        (asked.train.branch_from, asked.train.init_from) if folder_state.newest is None else (None, None)
+    )
+    parent = _find_parent(branch_from) if branch_from else None
+    resolved = resolve(asked, None if folder_state.is_new else folder, parent[1] if parent else None, init_from)
+    return OpenRun(folder, folder_state, resolved, parent)
 
 
-def _parent(branch_from: str) -> tuple[RunName, RunFolder]:
+def _find_parent(branch_from: str) -> tuple[RunName, RunFolder]:
     """The checkpoint that a branch starts from, and its folder."""
     name = run_name(branch_from)
     if is_export(name.workdir):
@@ -143,14 +149,14 @@ def _parent(branch_from: str) -> tuple[RunName, RunFolder]:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a run starts or continues.
+    """The state at which a run starts or continues.
 
     Attributes:
         experiment: the experiment, with the constants of the checkpoint.
         state: the checkpoint's state, or the first one.
         facts: the checkpoint's facts; empty for a new run.
-        share: what this host reads of a batch.
-        place: position in a streamed corpus.
+        share: this host's share of a batch.
+        stream_position: position in a streamed corpus.
         message: a sentence if it starts from another run; its first state is then saved, since the other may change.
     """
 
@@ -158,16 +164,17 @@ class Start:
     state: TrainState
     facts: checkpoint_read.Facts
     share: Share
-    place: dict[str, Any] | None
+    stream_position: dict[str, Any] | None
     message: str | None
 
 
 def find_start(experiment: Experiment, checkpoints: Checkpoints | None, run: OpenRun) -> Start:
-    """The newest checkpoint of a run, or that of a new branch's parent, or a new state.
+    """Restores the newest checkpoint of a run, or that of a new branch's parent, or makes a new state.
 
     Raises:
         InputError: no intact checkpoint, another corpus, or a stream on another number of hosts; nothing is written.
     """
+    # The state: from the run itself, from its parent, or new.
     share, message = experiment.share(), None
     if checkpoints is not None:
         state, facts = checkpoints.restore_newest(experiment.abstract)
@@ -175,7 +182,9 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, run: Ope
         parent, folder = run.parent
         state, facts = checkpoint_read.restore(parent, experiment.abstract, run=folder)
     else:
-        return _first(experiment, share)
+        return _new_start(experiment, share)
+
+    # The corpus must be the same; a branch must have steps left, and records its parent.
     _check_corpus(facts, experiment.corpus)
     if checkpoints is None and run.parent:
         parent, folder = run.parent
@@ -184,17 +193,17 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, run: Ope
             raise InputError(f"{parent} has done {step} steps, and train.steps={steps} must be more: raise it")
         facts |= {"parent": checkpoint_read.identity(parent, folder, step, state.params, facts)}
         message = f"branching from {parent} at step {step}"
-    experiment = experiment.with_constants(state.constants)
-    return Start(experiment, state, facts, share, _place(facts.get("places"), share), message)
+    experiment = experiment.replace_constants(state.constants)
+    return Start(experiment, state, facts, share, _stream_position(facts.get("places"), share), message)
 
 
-def _first(experiment: Experiment, share: Share) -> Start:
-    """The first step, with new parameters or another model's."""
+def _new_start(experiment: Experiment, share: Share) -> Start:
+    """The start of a new run, with new parameters or those of train.init_from."""
     state = new_state(experiment)
     if not experiment.config.train.init_from:
         return Start(experiment, state, {}, share, None, None)
     initial = initial_state(experiment, state)
-    experiment = experiment.with_constants(initial.state.constants)
+    experiment = experiment.replace_constants(initial.state.constants)
     return Start(experiment, initial.state, {"parent": initial.parent}, share, None, initial.message)
 
 
@@ -207,8 +216,8 @@ def _check_corpus(facts: checkpoint_read.Facts, corpus: Splits) -> None:
     checkpoint_read.check_tokenizer(facts, corpus.tokenizer)
 
 
-def _place(places: list[Any] | None, share: Share) -> Any:
-    """The position of this host in a streamed corpus."""
+def _stream_position(places: list[Any] | None, share: Share) -> Any:
+    """The position of this host in a streamed corpus; None: the corpus is not streamed, or the run is new."""
     if not places:
         return None
     if len(places) != share.groups:
@@ -220,7 +229,7 @@ def _place(places: list[Any] | None, share: Share) -> Any:
 
 
 def new_state(setup: Setup) -> TrainState:
-    """The state before the first step; each array is created with its sharding."""
+    """Initialises the state before the first step; each array is created with its sharding."""
     shardings = jax.tree.map(lambda x: x.sharding, setup.abstract)
 
     def init() -> TrainState:

@@ -1,4 +1,4 @@
-"""What parameters in bfloat16 round away: small updates, and what slow averages forget."""
+"""Warnings on training in bfloat16: small updates are rounded away, and slow averages forget nothing."""
 
 from typing import Any
 
@@ -10,48 +10,51 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.registry import OPTIMIZERS
 from flash_lm.training.train_state import TrainState
 
-_MOST = 0.5  # of the numbers; a few large ones are always too large
+_MOST = 0.5  # share of the numbers; a few are always too large for an update
 _ADVICE = "set --config.model.param_dtype=float32"
 
 
 def rounding_warnings(config: Config, state: TrainState) -> list[str]:
-    """Sentences on what training in bfloat16 cannot do, one each; none if parameters are in float32.
+    """Warnings, one sentence each; none if parameters are in float32.
 
     Args:
-        config: the run's.
+        config: config of the run.
         state: its state before the first step.
     """
     if config.model.param_dtype != "bfloat16":
         return []
-    train, found = config.train, []
+    # Updates that are rounded away.
+    train, messages = config.train, []
     relative = OPTIMIZERS[train.optimizer].relative
-    share = float(jax.jit(unmoved, static_argnums=(1, 2))(state.params, train.learning_rate, relative))
+    share = float(jax.jit(unchanged_share, static_argnums=(1, 2))(state.params, train.learning_rate, relative))
     if share > _MOST:
-        found.append(
+        messages.append(
             f"warning: an update of train.learning_rate={train.learning_rate} leaves {share:.0%} of the parameters as "
             f"they are, because they are in bfloat16, which has 8 bits: raise it, or {_ADVICE}"
         )
+
+    # A decay β₂ that rounds to 1, so that the second moment never forgets.
     averages = [average for name in ("mu", "nu") for _, average in optax.tree.get_all_with_path(state.opt_state, name)]
     if train.b2 < 1 and jnp.bfloat16(train.b2) == 1 and any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(averages)):
-        found.append(
+        messages.append(
             f"warning: train.b2={train.b2} is 1 in bfloat16, so the optimizer's average forgets nothing: {_ADVICE}, or "
             "lower it to 0.996"
         )
-    return found
+    return messages
 
 
-def unmoved(params: Any, rate: float, relative: bool = False) -> jax.Array:
-    """Share of the numbers in bfloat16 that an update rounds to what they were.
+def unchanged_share(params: Any, rate: float, relative: bool = False) -> jax.Array:
+    """Share of the numbers in bfloat16 that an update leaves unchanged, because the sum is rounded.
 
     Args:
         params: arrays; those of another dtype do not count.
-        rate: size of the update of a number.
-        relative: whether that is a factor of the root mean square of its array.
+        rate: size of the update of each number.
+        relative: whether the size is relative to the root mean square of the array.
     """
-    found = [x for x in jax.tree.leaves(params) if x.dtype == jnp.bfloat16]
-    still, total = jnp.zeros(()), sum(x.size for x in found)
-    for x in found:
+    arrays = [x for x in jax.tree.leaves(params) if x.dtype == jnp.bfloat16]
+    unchanged, total = jnp.zeros(()), sum(x.size for x in arrays)
+    for x in arrays:
         wide = x.astype(jnp.float32)
         size = rate * jnp.sqrt(jnp.square(wide).mean()) if relative else rate
-        still += ((wide + size).astype(jnp.bfloat16) == x).sum()
-    return still / max(1, total)
+        unchanged += ((wide + size).astype(jnp.bfloat16) == x).sum()
+    return unchanged / max(1, total)

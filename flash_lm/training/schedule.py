@@ -1,4 +1,4 @@
-"""The learning rate of each step: a warm-up, perhaps a constant rate, and a decay."""
+"""Learning rate schedules: warm-up, perhaps a constant rate, and a decay."""
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 
     With decay_steps the rate stays at the peak until that many steps are left (warm-up, stable, decay).
     """
+    # The decay, over all steps after the warm-up or over the last decay_steps.
     warmup, peak, end = config.warmup_steps, config.learning_rate, config.end_learning_rate
     left = max(config.steps - warmup, 1)
     decay = config.decay_steps or left
@@ -25,6 +26,8 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
         "step": lambda: optax.piecewise_constant_schedule(peak, drops),
         "constant": lambda: optax.constant_schedule(peak),
     }
+
+    # Joined from the end to the beginning: decay, then the constant rate before it, then the warm-up.
     parts, ends = [decays[config.schedule]()], []
     if decay < left:
         parts, ends = [optax.constant_schedule(peak), *parts], [warmup + left - decay]
@@ -35,7 +38,7 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 
 
 def _sqrt_decay(peak: float, end: float, steps: int) -> optax.Schedule:
-    """1 − √ of the decay that is done (Hägele et al. 2024, arXiv:2405.18392, section 3)."""
+    """Decay as end + (peak − end) (1 − √(t / steps)) (Hägele et al. 2024, arXiv:2405.18392, section 3)."""
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:
         done = jnp.clip(jnp.asarray(step, jnp.float32) / steps, 0, 1)

@@ -1,7 +1,7 @@
-"""Schedule-free training: the average of the iterates is what is evaluated and saved (Defazio et al. 2024).
+"""Schedule-free training: the average of the iterates is evaluated and saved (Defazio et al. 2024).
 
-"The Road Less Scheduled", arXiv:2405.15682, equations 8 to 10. There are three points: z, which the updates move; x,
-the average of z, which is the model; and y between them, where gradients are taken.
+"The Road Less Scheduled", arXiv:2405.15682, equations 8 to 10, with three points: z, which the updates move; x, the
+average of z, which is the model; and y between them, where gradients are taken.
 
     y = (1 − β) z + β x
     z ← z + update(gradient at y)
@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-# Of gradients, state, where they are taken, what is moved, and the learning rate.
-Moves = Callable[[Any, Any, Any, Any, jax.Array], tuple[Any, Any]]
+# (gradients, optimizer state, y, z, learning rate) -> (updates of z, optimizer state)
+UpdateFunction = Callable[[Any, Any, Any, Any, jax.Array], tuple[Any, Any]]
 
 
 class ScheduleFreeState(NamedTuple):
-    """The state of the optimizer that moves z, z itself, β, and what the weights are made of."""
+    """The state of the optimizer that moves z; z; β; and what the weight c is computed from."""
 
     moving: Any
     z: Any
@@ -31,12 +31,14 @@ class ScheduleFreeState(NamedTuple):
     sum_of_squares: jax.Array
 
 
-def schedule_free(init: Callable[[Any], Any], moves: Moves, share: float) -> optax.GradientTransformationExtraArgs:
-    """Averages what an optimizer moves. Weights are the squares of the largest rate so far: a warm-up counts less.
+def schedule_free(
+    init: Callable[[Any], Any], compute_updates: UpdateFunction, share: float
+) -> optax.GradientTransformationExtraArgs:
+    """Averages the iterates z of an optimizer, with weights η²; η is the largest rate so far: a warm-up counts less.
 
     Args:
-        init: makes the optimizer's state.
-        moves: the optimizer, without momentum.
+        init: initialises the optimizer's state.
+        compute_updates: the optimizer, without momentum.
         share: β.
     """
 
@@ -45,9 +47,11 @@ def schedule_free(init: Callable[[Any], Any], moves: Moves, share: float) -> opt
         return ScheduleFreeState(init(params), z, jnp.float32(share), jnp.zeros(()), jnp.zeros(()))
 
     def update(updates: Any, state: Any, params: Any = None, **inputs: Any) -> tuple[Any, ScheduleFreeState]:
+        # z moves by the optimizer's update, from the gradient at y.
         learning_rate = inputs["learning_rate"]
-        updates, moving = moves(updates, state.moving, gradient_point(state, params), state.z, learning_rate)
+        updates, moving = compute_updates(updates, state.moving, gradient_point(state, params), state.z, learning_rate)
         z = optax.apply_updates(state.z, updates)
+        # x moves towards z by c, the share of this step in the sum of the weights.
         largest = jnp.maximum(state.largest_rate, learning_rate)
         total = state.sum_of_squares + largest**2
         c = jnp.where(total > 0, largest**2 / total, 0)
@@ -57,15 +61,15 @@ def schedule_free(init: Callable[[Any], Any], moves: Moves, share: float) -> opt
     return optax.GradientTransformationExtraArgs(start, update)
 
 
-def begun_with(opt_state: Any, params: Any) -> Any:
-    """A new state of the optimizer whose z is these parameters, if it averages: they replace those it was made for."""
+def reset_iterate(opt_state: Any, params: Any) -> Any:
+    """Sets z of a new optimizer state to these parameters, for a model whose parameters were replaced."""
     if not isinstance(opt_state, ScheduleFreeState):
         return opt_state
     return opt_state._replace(z=jax.tree.map(jnp.copy, params))
 
 
 def gradient_point(opt_state: Any, params: Any) -> Any:
-    """Where a step takes its gradient: y if the optimizer averages, otherwise the parameters themselves."""
+    """The point of a step's gradient: y = (1 − β) z + β x if the optimizer averages, else the parameters."""
     if not isinstance(opt_state, ScheduleFreeState):
         return params
     share = opt_state.share

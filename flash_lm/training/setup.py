@@ -1,4 +1,4 @@
-"""What a config defines: corpus, model, optimizer, mesh, and the shapes and shardings of the train state."""
+"""Builds corpus, model, optimizer, mesh, and the shapes and shardings of the train state from a config."""
 
 import dataclasses
 import logging
@@ -22,10 +22,10 @@ from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.token_cache import OwnCorpus
 from flash_lm.families.family import complete
 from flash_lm.ops.logistics import VALUES
-from flash_lm.training.checkpoint_write import with_shardings
+from flash_lm.training.checkpoint_write import attach_shardings
 from flash_lm.training.optimizer import make_optimizer
-from flash_lm.training.resolve import close
-from flash_lm.training.sharding import batch_sharding, check_documents, make_mesh, share_of, state_shardings
+from flash_lm.training.resolve import fill_from_corpus
+from flash_lm.training.sharding import batch_sharding, check_documents, host_share, make_mesh, state_shardings
 from flash_lm.training.train_state import ModelFunction, Params, TrainState, init_state
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _MILLION = 10**6
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a complete config defines without its corpus. `abstract` has shapes, dtypes and shardings of the state."""
+    """Model, optimizer and mesh of a complete config; `abstract` has shapes, dtypes and shardings of the state."""
 
     config: Config
     model: ModelFunction
@@ -45,63 +45,64 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Setup):
-    """What a complete config defines, corpus included."""
+    """A `Setup` with its corpus: everything that a run needs besides its state."""
 
     corpus: Splits
 
     def evaluation_rows(self, split: str) -> Rows:
-        """The rows from the function `evaluation_rows`, with data.length tokens."""
+        """The packed sequences of a split, of data.length tokens, as the function `evaluation_rows`."""
         return evaluation_rows(self.config, self.corpus, split, self.config.data.length)
 
     def share(self) -> Share:
-        """What this host reads of a batch.
+        """This host's share of a batch.
 
         Raises:
-            InputError: the corpus is a stream, which cannot be divided in this way.
+            InputError: the corpus is streamed, and the hosts share some of their sequences and not all.
         """
-        share = share_of(batch_sharding(self.mesh), self.config.data.batch_size)
+        share = host_share(batch_sharding(self.mesh), self.config.data.batch_size)
         if self.corpus.stream:
             check_documents(share)
         return share
 
     def training_batches(
-        self, share: Share, start_step: int = 0, place: dict[str, Any] | None = None
+        self, share: Share, start_step: int = 0, position: dict[str, Any] | None = None
     ) -> IndexedBatches | StreamedBatches | CarriedBatches:
         """This host's batches, starting at a step.
 
         Args:
             share: this host's share of each batch.
             start_step: step of the first batch.
-            place: where a streamed corpus continues, from the state of its batches; None: at the beginning.
+            position: position in a streamed corpus, from the state of its batches; None: at the beginning.
         """
         config, corpus = self.config, self.corpus
-        settings: dict[str, Any] = {"seed": config.seed, "transform": _of_task(config, corpus)}
+        settings: dict[str, Any] = {"seed": config.seed, "transform": _task_transform(config, corpus)}
         packer, length = TASKS[config.task].packer(config.data.pack), config.data.length
+        # Three orders of the text: documents in order, a stream, or shuffled sequences.
         if config.train.carry_state:
             text: Any = corpus.splits["train"]
             return CarriedBatches(text, length, share, seed=config.seed, start_step=start_step)
         if corpus.stream:
             buffer = config.data.shuffle_buffer * _MILLION
             source = (corpus.stream, corpus.tokenizer, packer, length)
-            return StreamedBatches(*source, share, buffer=buffer, position=place, **settings)
-        rows = _rows(config, corpus, "train", length)
+            return StreamedBatches(*source, share, buffer=buffer, position=position, **settings)
+        rows = _packed_rows(config, corpus, "train", length)
         mixture = list(zip(rows.ranges, (x for _, x in config.data.mixture), strict=True)) if corpus.parts else ()
         return IndexedBatches(rows, share, start_step=start_step, mixture=mixture, **settings)
 
-    def with_constants(self, constants: Params) -> "Experiment":
+    def replace_constants(self, constants: Params) -> "Experiment":
         """The same experiment with other constants of the model, such as those of a checkpoint."""
-        return dataclasses.replace(self, model=self.model.with_constants(constants))
+        return dataclasses.replace(self, model=self.model.replace_constants(constants))
 
 
 def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> Rows:
-    """The packed rows of a split, of `length` tokens, as the task makes them; its random choices are fixed."""
-    rows = _rows(config, corpus, split, length)
-    transform = _of_task(config, corpus)
+    """The packed sequences of a split, of `length` tokens, transformed by the task with fixed random choices."""
+    rows = _packed_rows(config, corpus, split, length)
+    transform = _task_transform(config, corpus)
     return FixedRows(rows, transform) if transform else rows
 
 
-def _rows(config: Config, corpus: Splits, split: str, length: int) -> Any:
-    """The packed rows of a split; of a mixture those of each part, since no row has text of two."""
+def _packed_rows(config: Config, corpus: Splits, split: str, length: int) -> Any:
+    """The packed sequences of a split; a mixture is packed per source, so no sequence has text of two."""
     packer, begin = TASKS[config.task].packer(config.data.pack), corpus.tokenizer.begin
     text: Any = corpus.splits[split]
     if corpus.parts:
@@ -109,19 +110,20 @@ def _rows(config: Config, corpus: Splits, split: str, length: int) -> Any:
     return packer(text, length, begin)
 
 
-def _of_task(config: Config, corpus: Splits) -> Transform | None:
+def _task_transform(config: Config, corpus: Splits) -> Transform | None:
+    """The task's transformation of sequences, such as masking; None: it has none."""
     task = TASKS[config.task]
     options = (config.data[section] for section in task.sections)
     return task.rows(corpus.tokenizer, config.data, *options) if task.rows else None
 
 
 def build_setup(config: Config, mesh: Mesh) -> Setup:
-    """Model and optimizer of a complete config on a mesh; computes nothing."""
+    """Builds model and optimizer of a complete config on a mesh; computes nothing."""
     model = ModelFunction(config.model, config.seed, packed=config.data.packed)
     optimizer = make_optimizer(config.train, model.traits())
     abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.carried_rows, config.train.ema > 0))
     shardings = state_shardings(abstract, model.traits().matrix, optimizer, config.mesh, mesh)
-    return Setup(config, model, optimizer, mesh, with_shardings(abstract, shardings))
+    return Setup(config, model, optimizer, mesh, attach_shardings(abstract, shardings))
 
 
 def build_experiment(config: Config, known: OwnCorpus | None = None) -> Experiment:
@@ -129,20 +131,24 @@ def build_experiment(config: Config, known: OwnCorpus | None = None) -> Experime
 
     Args:
         config: a checked config, from `parse` or `open_run`.
-        known: what a resumed run knows of its corpus; None: there is no run.
+        known: tokenizer and corpus fingerprint of a resumed run; None: a new run.
 
     Raises:
-        InputError: lists every problem found.
+        InputError: lists every problem of config and corpus.
     """
-    # Raises what is wrong with the model before time is spent on tokenising.
+    # Raises if the model is wrong, before time is spent on tokenising.
     complete(dataclasses.replace(config.model, vocab_size=config.model.vocab_size or VALUES))
+
+    # The corpus, and the keys of the model that follow from it.
     mesh = make_mesh(config.mesh)
     corpus = load_splits(config.data, known)
-    config = close(config, corpus.tokenizer, corpus.labels)
+    config = fill_from_corpus(config, corpus.tokenizer, corpus.labels)
+
+    # Examples must fit into a sequence; texts with labels may be cut.
     if isinstance(corpus, ExampleCorpus):
-        for split in ("train", "validation"):  # a test may have longer rows, see `evaluate --lengths`
-            rows_of = TASKS[config.task].packer(config.data.pack)
-            rows_of(corpus.splits[split], config.data.length, corpus.tokenizer.begin)  # raises if they do not fit
+        for split in ("train", "validation"):  # the test split may be longer, see `evaluate --lengths`
+            pack = TASKS[config.task].packer(config.data.pack)
+            pack(corpus.splits[split], config.data.length, corpus.tokenizer.begin)  # raises if they do not fit
     if TASKS[config.task].labels and (share := cut_share(corpus.splits["train"], config.data.length)):
         _log.info("%.1f %% of the training texts are cut to %d tokens", 100 * share, config.data.length)
     return Experiment(**vars(build_setup(config, mesh)), corpus=corpus)

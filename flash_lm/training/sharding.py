@@ -1,4 +1,4 @@
-"""The whole sharding policy: one mesh, and for each parameter the first rule that matches its path.
+"""The sharding policy: one mesh, and for each parameter the first rule that matches its path.
 
 A matrix without a rule is sharded over fsdp along its largest divisible dimension; a vector is replicated.
 """
@@ -47,7 +47,7 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
     Raises:
         InputError: it does not.
     """
-    parts = _devices_of_rows(mesh) * accumulate
+    parts = _num_row_shards(mesh) * accumulate
     if batch_size % parts:
         raise InputError(
             f"a batch of {batch_size} rows (data.tokens_per_batch / data.length) must be a multiple of data x fsdp x "
@@ -56,7 +56,7 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows are sharded over data and fsdp."""
+    """The sharding of a batch: its sequences over the axes data and fsdp."""
     return NamedSharding(mesh, BATCH)
 
 
@@ -70,7 +70,7 @@ def param_shardings(abstract: Params, matrix: Any, config: MeshConfig, mesh: Mes
         mesh: from `make_mesh`.
 
     Raises:
-        InputError: lists every parameter that a rule does not fit, one a line.
+        InputError: lists every parameter that a rule does not fit, one per line.
     """
     problems: list[str] = []
     shardings = jax.tree_util.tree_map_with_path(
@@ -83,16 +83,16 @@ def param_shardings(abstract: Params, matrix: Any, config: MeshConfig, mesh: Mes
     return shardings
 
 
-def rows_that_divide(rows: int, mesh: Mesh) -> int:
-    """The smallest number of rows, `rows` or more, that divides evenly over the batch's devices."""
-    parts = _devices_of_rows(mesh)
+def round_up_rows(rows: int, mesh: Mesh) -> int:
+    """Rounds a batch size up to a multiple of data x fsdp."""
+    parts = _num_row_shards(mesh)
     return -(-rows // parts) * parts
 
 
 def batch_parts(rows: int) -> int:
-    """The number of parts of whole rows into which the current mesh, if any, divides a batch."""
+    """Number of parts into which the current mesh divides a batch of this size; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else math.gcd(rows, _devices_of_rows(mesh))
+    return 1 if mesh.empty else math.gcd(rows, _num_row_shards(mesh))
 
 
 def state_shardings(
@@ -108,47 +108,51 @@ def state_shardings(
         mesh: from `make_mesh`.
 
     Raises:
-        InputError: lists every parameter that a rule does not fit, one a line.
+        InputError: lists every parameter that a rule does not fit, one per line.
     """
+    # Moments have the shardings of their parameters; all else of the optimizer's state is small, and replicated.
     params = param_shardings(abstract.params, matrix, config, mesh)
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     # A factored moment has one dimension less than its parameter, and is small.
-    follow = lambda moment, param, sharding: sharding if moment.shape == param.shape else everywhere
+    moment_sharding = lambda moment, param, sharding: sharding if moment.shape == param.shape else replicated
     is_none = lambda moment: isinstance(moment, optax.MaskedNode)  # another rule's parameter
     opt_state = optax.tree_map_params(
         optimizer,
-        lambda moment, *of_param: moment if is_none(moment) else follow(moment, *of_param),
+        lambda moment, *of_param: moment if is_none(moment) else moment_sharding(moment, *of_param),
         abstract.opt_state,
         abstract.params,
         params,
-        transform_non_params=lambda _: everywhere,
+        transform_non_params=lambda _: replicated,
         is_leaf=is_none,
     )
-    constants = jax.tree.map(lambda _: everywhere, abstract.constants)
+
+    # The rest of the state.
+    constants = jax.tree.map(lambda _: replicated, abstract.constants)
     carried = abstract.carried and carried_shardings(abstract.carried, mesh)
     ema = None if abstract.ema is None else params
-    return TrainState(everywhere, params, opt_state, constants, carried, ema)  # type: ignore[arg-type]
+    return TrainState(replicated, params, opt_state, constants, carried, ema)  # type: ignore[arg-type]
 
 
 def carried_shardings(abstract: DecodeState, mesh: Mesh) -> DecodeState:
-    """The shardings of a state that is carried: as the batch, whose rows are the second dimension of a layer's."""
-    of_layers = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(None, *BATCH)), abstract.layers)
-    return dataclasses.replace(abstract, positions_B=batch_sharding(mesh), layers=of_layers)  # type: ignore[arg-type]
+    """The shardings of a carried state: over the batch, which is the second dimension of stacked layers."""
+    layers = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(None, *BATCH)), abstract.layers)
+    return dataclasses.replace(abstract, positions_B=batch_sharding(mesh), layers=layers)  # type: ignore[arg-type]
 
 
-def _devices_of_rows(mesh: Mesh | AbstractMesh) -> int:
-    """The number of devices that share a batch's rows; each row is on all devices of the tensor axis."""
+def _num_row_shards(mesh: Mesh | AbstractMesh) -> int:
+    """The number of shards of a batch, data x fsdp; each sequence is on all devices of the tensor axis."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def _spec(
     path: Any, shape: tuple[int, ...], is_matrix: bool, config: MeshConfig, mesh: Mesh, problems: list[str]
 ) -> PartitionSpec:
+    """The partition spec of a parameter; adds to `problems` if its rule does not fit."""
     name = name_of(path)
     # The first dimension of stacked layers is the layer, which lax.scan slices.
     stacked = (None,) if is_stacked(path) else ()
-    by_shape = _largest_cut(shape[len(stacked) :], mesh.shape["fsdp"]) if is_matrix else ()
-    rule = next((spec for regex, spec in config.rules if re.search(regex, name)), by_shape)
+    default = _fsdp_spec(shape[len(stacked) :], mesh.shape["fsdp"]) if is_matrix else ()
+    rule = next((spec for regex, spec in config.rules if re.search(regex, name)), default)
     spec = stacked + tuple(rule)
     if len(spec) > len(shape):
         problems.append(f"mesh.rules: {rule} has more dimensions than the parameter {name} of shape {shape}")
@@ -163,31 +167,32 @@ def _spec(
     return PartitionSpec(*spec)
 
 
-def _largest_cut(shape: tuple[int, ...], parts: int) -> tuple[str | None, ...]:
-    """Fsdp along the largest dimension that it divides; replicated if there is none."""
-    places = [i for i, size in enumerate(shape) if size % parts == 0]
-    if not places:
+def _fsdp_spec(shape: tuple[int, ...], parts: int) -> tuple[str | None, ...]:
+    """The default of a matrix: fsdp along the largest dimension that it divides; replicated if it divides none."""
+    divisible = [i for i, size in enumerate(shape) if size % parts == 0]
+    if not divisible:
         return ()
-    chosen = max(places, key=lambda i: shape[i])
-    return (None,) * chosen + ("fsdp",)
+    largest = max(divisible, key=lambda i: shape[i])
+    return (None,) * largest + ("fsdp",)
 
 
-def share_of(sharding: NamedSharding, batch_size: int) -> Share:
-    """What this host reads of a batch: the rows of its devices, wherever they are in the mesh.
+def host_share(sharding: NamedSharding, batch_size: int) -> Share:
+    """This host's share of a batch: the sequences of its devices, wherever they are in the mesh.
 
-    Hosts that share a tensor axis read the same rows.
+    Hosts that share a tensor axis read the same sequences.
     """
+    # The indices of the sequences on this host's devices, and those of every other host.
     slices: Any = sharding.addressable_devices_indices_map((batch_size,)).values()
-    mine = sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
-    groups = sorted({tuple(rows) for rows in of_all_hosts(mine)})
-    return Share(batch_size, mine, groups.index(tuple(mine)), len(groups))
+    host_rows = sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
+    groups = sorted({tuple(rows) for rows in of_all_hosts(host_rows)})
+    return Share(batch_size, host_rows, groups.index(tuple(host_rows)), len(groups))
 
 
 def check_documents(share: Share) -> None:
-    """Checks that hosts of different groups read different rows, as a streamed corpus needs.
+    """Checks that hosts of different groups read different sequences, as a streamed corpus needs.
 
     Raises:
-        InputError: hosts of two groups read the same row.
+        InputError: hosts of two groups read the same sequence.
     """
     if sum(len(rows) for rows in {tuple(rows) for rows in of_all_hosts(list(share.rows))}) > share.batch_size:
         raise InputError(
@@ -196,15 +201,15 @@ def check_documents(share: Share) -> None:
         )
 
 
-def place(batch: dict[str, np.ndarray], sharding: NamedSharding, share: Share) -> dict[str, jax.Array]:
-    """Puts this host's rows of a batch on the devices, as global arrays."""
+def shard_batch(batch: dict[str, np.ndarray], sharding: NamedSharding, share: Share) -> dict[str, jax.Array]:
+    """Puts this host's sequences of a batch on the devices, as global arrays."""
 
-    def one(x: np.ndarray) -> jax.Array:
-        def part(index: Any) -> np.ndarray:
+    def to_global(x: np.ndarray) -> jax.Array:
+        def read_part(index: Any) -> np.ndarray:
             first, end, _ = index[0].indices(share.batch_size)
-            here = bisect.bisect_left(share.rows, first)
-            return x[here : here + end - first]
+            start = bisect.bisect_left(share.rows, first)
+            return x[start : start + end - first]
 
-        return jax.make_array_from_callback((share.batch_size, *x.shape[1:]), sharding, part)
+        return jax.make_array_from_callback((share.batch_size, *x.shape[1:]), sharding, read_part)
 
-    return {name: one(x) for name, x in batch.items()}
+    return {name: to_global(x) for name, x in batch.items()}

@@ -1,4 +1,4 @@
-"""Counts the spikes of a loss."""
+"""Counts loss spikes."""
 
 import collections
 import statistics
@@ -8,13 +8,17 @@ _WINDOW, _FEWEST, _DEVIATIONS = 64, 16, 6.0
 
 
 class Spikes:
-    """A spike is a loss more than six standard deviations above the mean of the 64 losses before it.
+    """Counts losses more than six standard deviations above the mean of the 64 losses before.
 
-    The first 16 are none, and neither are losses that are not finite, which are counted as skipped steps.
+    The first 16 losses are never spikes. Non-finite losses are not counted: they are skipped steps.
+
+    >>> spikes = Spikes(recent=[1.0, 1.1] * 8)
+    >>> spikes.update(3.0), spikes.count
+    (True, 1)
     """
 
     def __init__(self, count: int = 0, recent: Iterable[float] = ()):
-        """Continues a count; `recent`: the losses before."""
+        """Continues a count; `recent` are the losses before."""
         self.count, self._recent = count, collections.deque(recent, maxlen=_WINDOW)
 
     @property
@@ -22,7 +26,7 @@ class Spikes:
         """The losses that the next one is compared with."""
         return list(self._recent)
 
-    def meet(self, loss: float) -> bool:
+    def update(self, loss: float) -> bool:
         """Takes the next loss; returns whether it is a spike."""
         is_spike = False
         if len(self._recent) >= _FEWEST:

@@ -28,7 +28,7 @@ from flash_lm.training.resume import OpenRun, Start, find_start, open_run
 from flash_lm.training.rounding import rounding_warnings
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.setup import Experiment, build_experiment
-from flash_lm.training.sharding import batch_sharding, check_batch, place
+from flash_lm.training.sharding import batch_sharding, check_batch, shard_batch
 from flash_lm.training.spikes import Spikes
 from flash_lm.training.validation import make_validation
 
@@ -65,19 +65,19 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(lost_hosts_reported())
 
-        # The folder: locked, read once, and the open keys of the config closed from the run there or its parent.
+        # The folder: locked, read once, and the open keys of the config filled in from its run or the parent.
         run = stack.enter_context(open_run(pathlib.Path(workdir), config))
 
-        # What the config defines: corpus, model, optimizer, mesh, and the shapes of the train state.
-        experiment = build_experiment(run.config, run.own_corpus())
+        # Corpus, model, optimizer, mesh, and the shapes of the train state.
+        experiment = build_experiment(run.config, run.known_corpus())
         validation = experiment.evaluation_rows("validation")
         _check(experiment, run, validation, profile, debug_nonfinite)
         stack.enter_context(jax.set_mesh(experiment.mesh))
 
-        # Where it starts. A new run has no folder of checkpoints before it begins, so that a refused one leaves none.
+        # The start. A new run makes its folder of checkpoints only when it begins, so that a refused one leaves none.
         checkpoints = stack.enter_context(_checkpoints(run)) if run.newest is not None else None
         start = find_start(experiment, checkpoints, run)
-        if (end := _end_reached(start, run)) is not None:
+        if (end := _why_finished(start, run)) is not None:
             if is_first():
                 print(f"{workdir}: {end}")
             return True
@@ -91,7 +91,7 @@ def train(
 
 
 def _check(experiment: Experiment, run: OpenRun, validation: Rows, profile: Span | None, debug_nonfinite: bool) -> None:
-    """Checks what needs the corpus or the devices, before anything is written."""
+    """Checks that need the corpus or the devices, before anything is written."""
     config, corpus = experiment.config, experiment.corpus
     check_batch(experiment.mesh, config.data.batch_size, config.train.accumulate)
     if debug_nonfinite and config.train.carry_state:
@@ -114,8 +114,8 @@ def _checkpoints(run: OpenRun) -> Checkpoints:
     return Checkpoints(run.folder.path, run=run.folder, keep=train.keep, best_metric=train.best_metric)
 
 
-def _end_reached(start: Start, run: OpenRun) -> str | None:
-    """Why there is nothing left to train; None: there is."""
+def _why_finished(start: Start, run: OpenRun) -> str | None:
+    """Why the run has nothing left to train; None: it has steps left."""
     train = start.experiment.config.train
     if int(start.state.step) == train.steps:
         return f"all {train.steps} steps are done"
@@ -136,28 +136,28 @@ class _Loop:
         asked_at: float,
         debug_nonfinite: bool,
     ):
-        # What does not change.
+        # Constant during the run.
         experiment, facts = start.experiment, start.facts
         self.start, self.experiment, self.config, self.share = start, experiment, experiment.config, start.share
         self.code = merge_provenance(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
         self.sharding = batch_sharding(experiment.mesh)
 
-        # What a checkpoint holds.
+        # Saved in checkpoints.
         self.state, self.step = start.state, int(start.state.step)
         self.clock = Clock(facts.get("train_seconds", 0.0))
         self.nonfinite = NonfiniteSteps(experiment, facts.get("skipped_steps", 0))
         self.spikes = Spikes(facts.get("loss_spikes", 0), facts.get("recent_losses", ()))
-        self.batches = experiment.training_batches(self.share, self.step, start.place)
+        self.batches = experiment.training_batches(self.share, self.step, start.stream_position)
         self.reached: float | None = None  # the accuracy that ended training, see train.stop_accuracy
 
-        # What works on it.
+        # The functions and writers that work on the state.
         self.compiled_step = CompiledStep(experiment)
         self.validate = make_validation(experiment, validation_rows)
         self.origin = Origin(experiment) if debug_nonfinite else None
         self.checkpoints = checkpoints
         self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
 
-        # What is not logged yet: the number, metrics and batch of the last step, and the times since the last line.
+        # Not logged yet: the number, metrics and batch of the last step, and the times since the last line.
         self.pending: tuple | None = None
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
         self.asked_at: float | None = asked_at  # None: the first step has been reported
@@ -175,14 +175,14 @@ class _Loop:
 
             stopping = False
             while self.step < config.steps and not stopping and self.reached is None:
-                # Train. The clock runs: everything else below pauses it, so that steps are timed by themselves.
+                # Train. The clock runs; everything else below pauses it, so that only steps are timed.
                 if profile.is_due(self.step):
                     with self._paused():
                         profile.start()
                 self._take_step()
                 stopping = stops(self.step, self.clock.seconds)
 
-                # Trace.
+                # Write a trace whose last step is done.
                 last = self.step == config.steps
                 if profile.is_over(self.step) or (profile.on and (last or stopping)):
                     with self._paused():
@@ -211,7 +211,7 @@ class _Loop:
             return done
 
     def _take_step(self) -> None:
-        batch = place(self._next_batch(), self.sharding, self.share)
+        batch = shard_batch(self._next_batch(), self.sharding, self.share)
         self.state, metrics = self.compiled_step(self.state, batch)
         self.step += 1
         if self.asked_at is not None:
@@ -223,14 +223,14 @@ class _Loop:
             self._log_pending()
 
     def _report_first_step(self, asked_at: float) -> None:
-        """Reports the time that a user waits before training starts; later steps are not waited for."""
+        """Reports the time to the first step, which waits for the device once."""
         jax.block_until_ready(self.state)
         self.first_step_s, self.asked_at = time.perf_counter() - asked_at, None
         self.writer.say(f"first step done {self.first_step_s:.1f} s after the start")
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """For everything but training: all steps are logged, the device is idle, and the clock is paused."""
+        """Pauses the clock for everything except training: all steps are logged, and the device is idle."""
         self._log_pending()
         jax.block_until_ready(self.state)
         self.clock.pause()
@@ -243,7 +243,7 @@ class _Loop:
         self.pending = None
 
     def _next_batch(self) -> Batch:
-        """The next batch; a streamed corpus may fail at any time, and the run is then logged and saved first."""
+        """The next batch. A streamed corpus may fail at any time; the run is then logged and saved."""
         try:
             return next(self.batches)
         except InputError as error:
@@ -256,6 +256,7 @@ class _Loop:
                 raise RunError(f"{error}\nsaved at step {self.step}: {again}") from None
 
     def _announce(self) -> None:
+        """Prints the model, the corpus, the start and warnings before the first step."""
         model, data = self.config.model, self.config.data
         corpus = self.experiment.corpus
         count, devices = self.experiment.model.parameter_count(), jax.devices()
@@ -271,22 +272,29 @@ class _Loop:
             self.writer.say(warning)
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
+        """Logs a step: a skipped one as a message, every `log_every`-th as a line of metrics."""
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if not values.pop("finite"):
             carries = self.config.train.carry_state
             origin = "its state is forgotten" if carries else "use --debug_nonfinite to find the layer where it begins"
             if self.origin is not None:  # the step has not changed the parameters
                 origin = self.origin.find(gradient_point(self.state.opt_state, self.state.params), step - 1, batch)
-            self.writer.say(self.nonfinite.meet(step, values, origin))
+            self.writer.say(self.nonfinite.record_skipped(step, values, origin))
             return
-        self.spikes.meet(values["loss"])
+
+        # The metrics, with the times of the steps since the last line.
+        self.spikes.update(values["loss"])
         if step % self.config.train.log_every == 0:
             seconds = self.clock.seconds
-            a_step = (seconds - self.logged_seconds) / (step - self.logged_step)
+            seconds_per_step = (seconds - self.logged_seconds) / (step - self.logged_step)
             self.logged_step, self.logged_seconds = step, seconds
-            values |= {"train_seconds": seconds, "step_ms": 1000 * a_step, "skipped_steps": self.nonfinite.skipped}
+            values |= {
+                "train_seconds": seconds,
+                "step_ms": 1000 * seconds_per_step,
+                "skipped_steps": self.nonfinite.skipped,
+            }
             values["loss_spikes"] = self.spikes.count
-            values["tokens_per_second"] = self.config.data.batch_size * self.config.data.length / a_step
+            values["tokens_per_second"] = self.config.data.batch_size * self.config.data.length / seconds_per_step
             if self.first_step_s is not None:
                 values["first_step_s"], self.first_step_s = self.first_step_s, None
             self.writer.write(step, "train", values)
@@ -294,21 +302,27 @@ class _Loop:
         self.writer.progress(step)
 
     def _evaluate(self) -> dict[str, float]:
+        """Scores the validation split, logs the scores, and checks whether the target accuracy is reached."""
+        # The parameters, and their average if there is one.
         scores = self.validate(self.state.params)
         if self.state.ema is not None:
             averaged = self.validate(self.state.ema)
             scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
         self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
+
+        # The message, and `train.stop_accuracy`.
         loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
-        told = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
+        details = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
         if (share := scores["split_share"]) < 1:
-            told += f", on {share:.1%} of the split"
-        self.writer.say(f"step {self.step}: validation loss {loss:.4f}, perplexity {scores['perplexity']:.2f}{told}")
+            details += f", on {share:.1%} of the split"
+        self.writer.say(f"step {self.step}: validation loss {loss:.4f}, perplexity {scores['perplexity']:.2f}{details}")
         goal = self.config.train.stop_accuracy
         self.reached = accuracy if goal and accuracy >= goal else None
         return scores
 
     def _save(self, scores: dict[str, float] | None) -> None:
+        """Saves a checkpoint; `scores` of an evaluation at this step, so that it can be the best."""
+        # The metrics first: a checkpoint must not be newer than its log.
         self.writer.flush()
         facts = {
             "corpus": self.experiment.corpus.fingerprint,
@@ -323,11 +337,13 @@ class _Loop:
             facts["reached"] = self.reached
         if "parent" in self.start.facts:
             facts["parent"] = self.start.facts["parent"]
+        # Each group of hosts reads its own part of a stream, and all positions are saved together.
         if self.experiment.corpus.stream:
-            places = dict(of_all_hosts([self.share.group, self.batches.state()]))
-            facts["places"] = [places[group] for group in sorted(places)]
-        of_a_model = scores is not None and all(map(math.isfinite, scores.values()))
-        self.checkpoints.save(self.step, self.state, facts, scores if of_a_model else None)
+            positions = dict(of_all_hosts([self.share.group, self.batches.state()]))
+            facts["places"] = [positions[group] for group in sorted(positions)]
+        # Only finite scores compete for the best checkpoint.
+        is_finite = scores is not None and all(map(math.isfinite, scores.values()))
+        self.checkpoints.save(self.step, self.state, facts, scores if is_finite else None)
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,4 +1,4 @@
-"""The explicit training state, and the model as a function of its parameters."""
+"""`TrainState`, the explicit state of training, and `ModelFunction`, a model as a function of its parameters."""
 
 import copy
 import dataclasses
@@ -22,15 +22,15 @@ Params = dict[str, Any]  # nested dicts of arrays
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that a checkpoint saves.
+    """The arrays of a checkpoint.
 
     Attributes:
         step: number of steps done, int32.
         params: the parameters.
         opt_state: the optimizer's state.
-        constants: random arrays that are never trained; the model computes with its own copy of them.
-        carried: what the model knows of the text before each row of the next batch; None: without `train.carry_state`.
-        ema: the average of the parameters; None: without `train.ema`.
+        constants: random arrays that are never trained; the model computes with its copy of them.
+        carried: the decode state before each sequence of the next batch; None: without `train.carry_state`.
+        ema: the exponential moving average of the parameters; None: without `train.ema`.
     """
 
     step: jax.Array
@@ -47,8 +47,8 @@ class ModelFunction:
     Attributes:
         config: config of the model.
         seed: seed of the first parameters and of the constants.
-        packed: whether a row of a batch may hold several documents.
-        abstract: the model with shapes in place of arrays.
+        packed: whether a sequence may hold several documents.
+        abstract: the model with shapes instead of arrays.
     """
 
     def __init__(
@@ -62,11 +62,12 @@ class ModelFunction:
         """Traces the model of a complete config; computes only its constants.
 
         Args:
-            config: of the model.
-            seed: of the first parameters and of the constants.
-            packed: whether a row of a batch may hold several documents.
+            config: config of the model.
+            seed: seed of the first parameters and of the constants.
+            packed: whether a sequence may hold several documents.
             check: called with the shapes of parameters and constants, before anything is computed.
         """
+        # Only shapes: large models are never built on one device.
         self.config, self.seed, self.packed = config, seed, packed
         self.abstract = nnx.eval_shape(self._build)
         self._graph, self._params, self._constants = nnx.split(self.abstract, nnx.Param, ...)
@@ -77,7 +78,7 @@ class ModelFunction:
 
     def init(self) -> Params:
         """Initialises the parameters."""
-        return self.params_of(self._build())
+        return self.get_params(self._build())
 
     def bind(self, params: Params) -> LanguageModel:
         """The model with these parameters; missing ones stay shapes."""
@@ -86,27 +87,27 @@ class ModelFunction:
         return nnx.merge(self._graph, state, self._constants)
 
     def bind_unstacked(self, around: Params, blocks: list[Block]) -> LanguageModel:
-        """The model with the `unstacked_blocks` of another one, and the parameters around them."""
+        """The model with the `unstacked_blocks` of another one, and parameters for all but the blocks."""
         model = self.bind(around)
         model.restack(blocks)
         return model
 
-    def params_of(self, model: LanguageModel) -> Params:
-        """The parameters of a model that `bind` has made."""
+    def get_params(self, model: LanguageModel) -> Params:
+        """The parameters of a model from `bind`."""
         return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
     @property
     def constants(self) -> Params:
-        """What is random and never trained; empty for most families."""
+        """Random arrays that are never trained; empty for most families."""
         return nnx.to_pure_dict(self._constants)
 
-    def of_rows(self, *, packed: bool) -> "ModelFunction":
-        """The same model for rows with or without several documents."""
+    def replace_packing(self, *, packed: bool) -> "ModelFunction":
+        """The same model, for sequences with or without several documents."""
         other = copy.copy(self)
         other.packed = packed
         return other
 
-    def with_constants(self, constants: Params) -> "ModelFunction":
+    def replace_constants(self, constants: Params) -> "ModelFunction":
         """The same model with other constants, such as those of a checkpoint."""
         other = copy.copy(self)
         other._constants = jax.tree.map(lambda leaf: leaf, self._constants)
@@ -133,7 +134,7 @@ def init_state(
     Args:
         model: the model.
         optimizer: its optimizer.
-        carried_rows: rows of a batch that carry a state; None: there is none.
+        carried_rows: batch size of the carried state; None: without one.
         ema: whether the state has an average of the parameters.
 
     Raises:

@@ -12,8 +12,8 @@ from flash_lm.config.train import TrainConfig
 from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.output_heads import Losses
-from flash_lm.training.forward import Batch, Carried, cut, forward
-from flash_lm.training.frozen import without_gradient
+from flash_lm.training.forward import Batch, Carried, forward, split_microbatches
+from flash_lm.training.frozen import stop_frozen_gradients
 from flash_lm.training.schedule import learning_rate as schedule
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.train_state import ModelFunction, Params, TrainState
@@ -28,12 +28,12 @@ def make_train_step(
     seed: int,
     task: Task = NEXT_TOKEN,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
-    """One update: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
+    """Makes the train step: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
 
     All randomness is fold_in(seed, step), so a resumed run has the same random numbers as an uninterrupted one. A step
     with a non-finite loss, gradient or update changes neither the parameters nor the optimizer's state: Adam's bias
     correction counts the gradients in its moments. Only the step advances, and the learning rate with it.
-    A state that is carried from row to row is then forgotten: the next rows begin as documents do.
+    The carried state is then reset, as at the beginning of a document.
 
     Args:
         model: model to train.
@@ -43,7 +43,7 @@ def make_train_step(
         task: the task, which defines the loss.
 
     Returns:
-        A function (state, batch, learning_rate) -> (state, metrics); metrics are loss (nats a target), penalties (by
+        A function (state, batch, learning_rate) -> (state, metrics); metrics are loss (nats per target), penalties (by
         name; not included in loss), grad_norm (perhaps also by group), learning_rate, tokens (targets in the batch),
         measures of the parameters before the update, and whether the step was finite. The learning rate is a float32
         scalar, see `training.schedule`.
@@ -52,19 +52,19 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch, learning_rate: jax.Array) -> tuple[TrainState, Metrics]:
         # The loss and its gradient, as sums over the batch's targets: those of microbatches, which may have different
-        # numbers of targets, add up. A schedule-free optimizer takes the gradient beside the parameters.
+        # numbers of targets, add up. A schedule-free optimizer takes the gradient at another point.
         point = gradient_point(state.opt_state, state.params)
         (total, penalties), gradients, carried = gradients_of(point, state.step, batch, state.carried)
 
-        # The gradient of the mean: one division, by the targets of the whole batch.
+        # The gradient of the mean: one division, by the targets of all microbatches.
         tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
         gradients = jax.tree.map(lambda g, p: (g / tokens).astype(p.dtype), gradients, state.params)
 
         # Clipping, the optimizer's rule, weight decay and the learning rate: all of them are in `optimizer`.
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, learning_rate=learning_rate)
 
-        # The log has the gradient's norm before clipping, and the loss without its penalties, which are beside it: so
-        # runs with different penalties can be compared.
+        # The gradient's norm is logged before clipping, and the loss without its penalties, so that runs with different
+        # penalties can be compared.
         metrics = {
             "loss": (total - sum(penalties.values())) / tokens,
             **{name: penalty / tokens for name, penalty in penalties.items()},
@@ -76,18 +76,18 @@ def make_train_step(
         }
         params: Any = optax.apply_updates(state.params, updates)
 
-        # One number that is not finite would spoil all parameters, so such a step changes none of them.
+        # One non-finite number would spoil all parameters, so such a step changes none of them.
         metrics["finite"] = finite = _all_finite((metrics["loss"], metrics["grad_norm"], params, opt_state, carried))
         if_finite = lambda new, old: jnp.where(finite, new, old)
         params, opt_state = jax.tree.map(if_finite, (params, opt_state), (state.params, state.opt_state))
-        if carried is not None:  # the state before the step belongs to other rows than the next ones
+        if carried is not None:  # the old state would belong to other sequences than the next ones
             empty = model.bind(state.params).init_state(carried.positions_B.size, carried.capacity)
             carried = jax.tree.map(if_finite, carried, empty)
 
         # The average of the parameters after each update; a skipped step is none.
         ema = state.ema
         if ema is not None:
-            ema = jax.tree.map(if_finite, _averaged(ema, params, config.ema, state.step), ema)
+            ema = jax.tree.map(if_finite, _update_ema(ema, params, config.ema, state.step), ema)
 
         return TrainState(state.step + 1, params, opt_state, state.constants, carried, ema), metrics
 
@@ -101,7 +101,7 @@ def make_scheduled_step(
     seed: int,
     task: Task = NEXT_TOKEN,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """`make_train_step` with the config's own schedule in it: a function (state, batch) -> (state, metrics)."""
+    """`make_train_step` with the config's schedule built in: a function (state, batch) -> (state, metrics)."""
     step, rate = make_train_step(model, optimizer, config, seed, task), schedule(config)
     return lambda state, batch: step(state, batch, jnp.float32(rate(state.step)))
 
@@ -109,10 +109,10 @@ def make_scheduled_step(
 def make_gradients(
     model: ModelFunction, config: TrainConfig, seed: int, task: Task = NEXT_TOKEN
 ) -> Callable[..., tuple[Losses, Params, Carried]]:
-    """A function (params, step, batch, carried=None) -> the loss and the penalties in it, the gradient, and `carried`.
+    """Makes a function (params, step, batch, carried=None) -> (loss, penalties), gradient, carried.
 
-    The first two are sums over the batch's targets, in nats. `carried` is the state before each row, or after it; no
-    gradient flows through it. None: no row continues another.
+    Loss, penalties (which the loss includes) and gradient are sums over the batch's targets, in nats. `carried` is the
+    state before or after each sequence; no gradient flows through it. None: each sequence starts afresh.
     """
     loss_and_gradient = jax.value_and_grad(partial(_loss_sum, model, config, task), has_aux=True)
 
@@ -123,8 +123,8 @@ def make_gradients(
             (total, (penalties, carried)), gradient = loss_and_gradient(params, batch, _key(seed, step), carried)
             return (total, penalties), gradient, carried
         batches, keys = microbatches(batch, config.accumulate, seed, step)
-        states = carried and carried.cut(config.accumulate)
-        return _accumulated(loss_and_gradient, params, batches, keys, states)
+        states = carried and carried.split_microbatches(config.accumulate)
+        return _accumulate(loss_and_gradient, params, batches, keys, states)
 
     return gradients_of
 
@@ -138,48 +138,49 @@ def _loss_sum(
     dropout_key: jax.Array,
     carried: Carried,
 ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Carried]]:
-    """The loss that is minimised, a sum over targets in nats; the penalties in it; and the state after the rows."""
-    params = without_gradient(config.freeze, params)
+    """The loss that is minimised, a sum over targets in nats; the penalties in it; and the state after the batch."""
+    params = stop_frozen_gradients(config.freeze, params)
     bound, head_inputs, carried = forward(model, params, batch, config.loss_chunk, dropout_key, carried)
     factors = {name: getattr(config, name) for name in ("z_loss", "label_smoothing") if getattr(config, name)}
     total, penalties = task.loss(bound.head(), head_inputs, **factors)
     if (penalty := bound.penalty()) is not None:
-        # The sublayers' penalty is per target, and all else here is a sum over the targets.
+        # The sublayers' penalty is per target, and the loss is a sum over the targets.
         penalties = penalties | {"penalty": penalty * batch["loss_mask_BxL"].sum()}
         total += penalties["penalty"]
     return total, (penalties, carried)
 
 
-def _accumulated(
+def _accumulate(
     loss_and_gradient: Callable[..., Any], params: Params, batches: Batch, keys: jax.Array, states: Carried
 ) -> tuple[Losses, Params, Carried]:
-    """The sums over microbatches, computed one after another; gradients are added in float32."""
+    """Accumulates losses and gradients over microbatches, one after another, in float32."""
 
-    def of_one(batch: Batch, key: jax.Array, state: Carried) -> tuple[Any, Carried]:
+    def compute_sums(batch: Batch, key: jax.Array, state: Carried) -> tuple[Any, Carried]:
         (total, (penalties, state)), gradient = loss_and_gradient(params, batch, key, state)
         return ((total, penalties), gradient), state
 
-    def add(sums: Any, each: Any) -> tuple[Any, Carried]:
-        own, state = of_one(*each)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, own), state
+    def add(totals: Any, inputs: Any) -> tuple[Any, Carried]:
+        sums_of_one, state = compute_sums(*inputs)
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), totals, sums_of_one), state
 
-    each = batches, keys, states
-    first = jax.tree.map(lambda x: x[0], each)
-    shapes, _ = jax.eval_shape(lambda: of_one(*first))
+    # Float32 zeros in the shapes of one microbatch's sums, then a scan that adds to them.
+    inputs = batches, keys, states
+    first = jax.tree.map(lambda x: x[0], inputs)
+    shapes, _ = jax.eval_shape(lambda: compute_sums(*first))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
-    (losses, gradient), states = jax.lax.scan(add, zeros, each)
-    return losses, gradient, states and states.put_together()
+    (losses, gradient), states = jax.lax.scan(add, zeros, inputs)
+    return losses, gradient, states and states.merge_microbatches()
 
 
 def microbatches(batch: Batch, count: int, seed: int, step: jax.Array) -> tuple[Batch, jax.Array]:
     """The microbatches of a step, stacked, and the dropout key of each."""
     key = _key(seed, step)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count)) if count > 1 else key[None]
-    return cut(batch, count), keys
+    return split_microbatches(batch, count), keys
 
 
 def _norms_by_group(gradients: Params) -> Metrics:
-    """The norm of each sublayer's gradient, over all layers, and of what is around the layers."""
+    """Gradient norms per sublayer, over all layers, and of each parameter outside the layers."""
     squares: dict[str, Any] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(gradients):
         parts = name_of(path).split("/")
@@ -188,14 +189,15 @@ def _norms_by_group(gradients: Params) -> Metrics:
     return {f"grad_norm/{name}": jnp.sqrt(square) for name, square in squares.items()}
 
 
-def _averaged(ema: Params, params: Params, decay: float, step: jax.Array) -> Params:
-    """The average after a step; the first ones count more, or it would be of random parameters."""
+def _update_ema(ema: Params, params: Params, decay: float, step: jax.Array) -> Params:
+    """Updates the average, ema ← d ema + (1 − d) params, d = min(decay, (1 + step) / (10 + step))."""
+    # The first steps have a smaller decay, so that the random initialisation is forgotten soon.
     decay_now = jnp.minimum(decay, (1 + step) / (10 + step))
     return jax.tree.map(lambda a, p: a + ((1 - decay_now) * (p - a)).astype(a.dtype), ema, params)
 
 
 def _all_finite(tree: Any) -> jax.Array:
-    """Checks everything a step makes: a tiny denominator in the optimizer can overflow with a finite gradient."""
+    """Whether all floats of a tree are finite; a small denominator in the optimizer can overflow by itself."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 

@@ -30,7 +30,7 @@ from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import hash_of_files, provenance
 from flash_lm.sweeps.grid import changed
-from flash_lm.training.evaluation import in_blocks, scores_of
+from flash_lm.training.evaluation import block_sums, compute_scores
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
 from studies.protocol.jobs import Job, Place, finish, make_jobs, study_hash
@@ -185,8 +185,8 @@ def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Lin
 def _scores(sums: Line, count: float) -> Line:
     """As those of ours, from the sums of each batch, and the bytes of all targets."""
     of_batches = {name: [np.array(x, float) for x in sums[name]] for name in ("nll", "tokens")}
-    blocks = {f"{name}_blocks": in_blocks(found, BLOCKS) for name, found in of_batches.items()}
-    return scores_of({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
+    blocks = {f"{name}_blocks": block_sums(found, BLOCKS) for name, found in of_batches.items()}
+    return compute_scores({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
 
 
 def main(argv: list[str]) -> None:

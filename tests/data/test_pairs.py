@@ -53,9 +53,9 @@ def test_an_example_is_both_texts_and_their_ends(corpus):
     for number, (first, second) in enumerate(KEPT):
         one = split.example(number, 64)
         ids = one.ids.tolist()
-        assert ids[0] == begin and ids[one.given - 2 : one.given] == [end, begin] and ids[-1] == end
-        assert text_of(corpus, ids[1 : one.given - 2]) == first
-        assert text_of(corpus, ids[one.given : -1]) == second
+        assert ids[0] == begin and ids[one.prompt_length - 2 : one.prompt_length] == [end, begin] and ids[-1] == end
+        assert text_of(corpus, ids[1 : one.prompt_length - 2]) == first
+        assert text_of(corpus, ids[one.prompt_length : -1]) == second
 
 
 def test_rows_read_from_left_to_right_predict_only_the_second_text(corpus):
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_cut_at_the_end(corpus):
     split = corpus.splits["train"]
     for number, (first, second) in enumerate(KEPT):
         one = split.example(number, 15)
-        assert len(one.ids) <= 16 and 0 < one.given <= len(one.ids)
+        assert len(one.ids) <= 16 and 0 < one.prompt_length <= len(one.ids)
         row = SourceRows(split, 8, corpus.tokenizer.begin)[number]
         source = row["source_BxM"][row["source_segment_ids_BxM"] > 0]
         assert len(source) == min(8, len(first.encode()) + 2)

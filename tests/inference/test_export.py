@@ -35,7 +35,7 @@ from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.runs.jsonl import append_jsonl
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import run_name
-from flash_lm.training.export_folder import of_trained, write_weights
+from flash_lm.training.export_folder import flatten_arrays, write_weights
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.train_state import ModelFunction
 
@@ -81,7 +81,7 @@ def test_a_round_trip(family, tmp_path):
             loaded = flash_lm.load(out, mesh=mesh)
             assert_same_bits(trained, loaded.params, loaded.constants)
         on_disk = load_file(out / "model.safetensors")
-        assert on_disk.keys() == of_trained(trained.params, trained.model.constants).keys()
+        assert on_disk.keys() == flatten_arrays(trained.params, trained.model.constants).keys()
         assert not list(tmp_path.glob("*.partial"))
 
 

@@ -9,8 +9,8 @@ import pytest
 from models.cases import LENGTH, case
 from models.test_encoder_decoder import model as reader
 
-from flash_lm.data.given import PREFIX as A_PREFIX
-from flash_lm.data.given import SOURCE
+from flash_lm.data.conditioning import PREFIX as A_PREFIX
+from flash_lm.data.conditioning import SOURCE
 from flash_lm.errors import InputError
 from flash_lm.inference import engine as engine_module
 from flash_lm.inference.couplets import CoupletWriter
@@ -35,7 +35,7 @@ each_family = pytest.mark.parametrize("family", ["transformer", "flash_quad", "l
 def engine(family: str) -> Engine:
     model = case(family, True)
     params = DecodeParams(ModelFunction(model.config, seed=0), jax.device_put(model.params))
-    return Engine(params, mesh(1, 1, 1), end=END, allowed_V=ALLOWED, given=A_PREFIX)
+    return Engine(params, mesh(1, 1, 1), end=END, allowed_V=ALLOWED, conditioning=A_PREFIX)
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def test_a_long_prefix_is_one_piece(monkeypatch):
 def reading_engine(name: str, shape: tuple[int, ...] = (1, 1, 1)) -> Engine:
     one = reader(name)
     params = DecodeParams(ModelFunction(one.complete, seed=0), jax.device_put(one.params))
-    return Engine(params, mesh(*shape), end=END, allowed_V=ALLOWED, given=SOURCE, begin=BEGIN)
+    return Engine(params, mesh(*shape), end=END, allowed_V=ALLOWED, conditioning=SOURCE, begin=BEGIN)
 
 
 @functools.cache

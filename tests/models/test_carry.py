@@ -129,11 +129,11 @@ def test_dropout_is_that_of_the_parallel_form(family):
 def test_states_are_cut_as_microbatches_are():
     state = case("flash", True).init_state(6)
     state = jax.tree.map(lambda x: jnp.arange(x.size, dtype=x.dtype).reshape(x.shape), state)
-    parts = state.cut(2)
+    parts = state.split_microbatches(2)
     np.testing.assert_array_equal(parts.positions_B, [[0, 2, 4], [1, 3, 5]])
     leaf, cut = jax.tree.leaves(state.layers)[0], jax.tree.leaves(parts.layers)[0]
     np.testing.assert_array_equal(cut[1], leaf[:, 1::2])
-    jax.tree.map(np.testing.assert_array_equal, parts.put_together(), state)
+    jax.tree.map(np.testing.assert_array_equal, parts.merge_microbatches(), state)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_logits_are_of_the_row_and_padding_is_invisible(pool):
     assert_close(other, found, 1e-6)
     alone = model(inputs[:1, :4])
     assert_close(alone[0], found[0], 1e-5)
-    features = np.asarray(model.pooled(model.features(ModelInputs(inputs, segments)), segments), np.float64)
+    features = np.asarray(model.pool(model.features(ModelInputs(inputs, segments)), segments), np.float64)
     expected = features @ np.asarray(model.classifier.map.kernel[...], np.float64)
     assert_close(found, expected + np.asarray(model.classifier.bias[...]), 1e-5)
 

@@ -215,7 +215,7 @@ def test_flops_are_those_of_both_towers():
 
 def test_a_source_and_an_encoder_belong_together():
     one, alone = model("transformer"), case("transformer", True)
-    with pytest.raises(InputError, match="this model has an encoder, which reads a source beside the tokens"):
+    with pytest.raises(InputError, match="this model has an encoder, which reads a source besides the tokens"):
         one.bind(one.params)(tokens())
     with pytest.raises(InputError, match="this model has no encoder to read a source"):
         alone.model(alone.params)(tokens(), source=source())

@@ -21,7 +21,7 @@ from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.training.setup import build_setup
-from flash_lm.training.sharding import batch_sharding, make_mesh, place
+from flash_lm.training.sharding import batch_sharding, make_mesh, shard_batch
 from flash_lm.training.train_loop import train
 from flash_lm.training.train_state import init_state
 from flash_lm.training.train_step import make_scheduled_step
@@ -79,7 +79,7 @@ class Run:
     def go(self, found):
         with jax.set_mesh(self.mesh):
             for batch in found:
-                placed = place(batch, batch_sharding(self.mesh), whole_batch(B))
+                placed = shard_batch(batch, batch_sharding(self.mesh), whole_batch(B))
                 self.state, metrics = self.step(self.state, placed)
                 self.losses.append([float(metrics[name]) for name in ("loss", "grad_norm")])
         return self

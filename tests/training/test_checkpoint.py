@@ -285,7 +285,7 @@ def test_what_is_drawn_and_not_trained_is_saved(performer, tmp_path):
         checkpoints.save(3, dataclasses.replace(state, constants=drawn), {"corpus": "x"}, None)
     restored, _ = restore(run_name(tmp_path), performer.abstract)
     assert jax.tree.leaves(drawn) and equal(restored.constants, drawn) and not equal(drawn, performer.model.constants)
-    bound = performer.with_constants(restored.constants).model
+    bound = performer.replace_constants(restored.constants).model
     batch = next(performer.training_batches(performer.share()))
     tokens = [jnp.asarray(batch[name]) for name in ("inputs_BxL", "segment_ids_BxL", "positions_BxL")]
     features = [model.bind(state.params).features(ModelInputs(*tokens)) for model in (performer.model, bound)]

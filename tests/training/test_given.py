@@ -21,7 +21,7 @@ from flash_lm.data.synthetic.copying import copying
 from flash_lm.families.family import complete, complete_config
 from flash_lm.inference.scoring import evaluate
 from flash_lm.training.optimizer import make_optimizer
-from flash_lm.training.sharding import batch_sharding, make_mesh, place, state_shardings
+from flash_lm.training.sharding import batch_sharding, make_mesh, shard_batch, state_shardings
 from flash_lm.training.train_loop import train
 from flash_lm.training.train_state import ModelFunction, init_state
 from flash_lm.training.train_step import make_scheduled_step
@@ -66,7 +66,7 @@ def losses(form: str, shape: tuple[int, ...] = (1, 1, 1), accumulate: int = 1) -
         )
         for i in range(2):
             batch = stack([row_of(i * ROWS + n) for n in range(ROWS)])
-            state, metrics = step(state, place(batch, batch_sharding(mesh), whole_batch(ROWS)))
+            state, metrics = step(state, shard_batch(batch, batch_sharding(mesh), whole_batch(ROWS)))
             found.append([float(metrics[name]) for name in ("loss", "label_smoothing", "grad_norm")])
     return np.array(found)
 

@@ -129,12 +129,12 @@ axes = (jax.sharding.AxisType.Auto,) * 3
 setup.make_mesh = lambda config: jax.sharding.Mesh(
     np.array(jax.devices())[order].reshape(shape(config)), MESH_AXES, axis_types=axes
 )
-read = checkpoint_read._read
+read = checkpoint_read._read_step
 def fails(*words):
     if intact == "no" and jax.process_index():
         raise OSError(5, "Input/output error")
     return read(*words)
-checkpoint_read._read = fails
+checkpoint_read._read_step = fails
 run(train.main)
 """
 

@@ -21,7 +21,7 @@ from flash_lm.inference.export import export as write
 from flash_lm.inference.model import load_model
 from flash_lm.training import export_folder
 from flash_lm.training.fingerprint import fingerprint
-from flash_lm.training.hub import downloaded, make_repository, push
+from flash_lm.training.hub import download, make_repository, push
 from flash_lm.training.train_loop import train
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -228,4 +228,4 @@ def test_a_run_starts_from_a_model_on_the_hub(hub, tmp_path):
 
 
 def evaluate_there(name, config):
-    return scoring.evaluate(downloaded(name), "validation", overrides=[f"--config.data.path={config.data.path}"])
+    return scoring.evaluate(download(name), "validation", overrides=[f"--config.data.path={config.data.path}"])

@@ -21,10 +21,10 @@ from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.layers.parameter import Traits, name_of
 from flash_lm.sweeps.grid import changed
-from flash_lm.training.frozen import frozen_parameters
-from flash_lm.training.init_from import tokenizer_of
+from flash_lm.training.frozen import frozen_mask
+from flash_lm.training.init_from import parent_tokenizer
 from flash_lm.training.optimizer import make_optimizer
-from flash_lm.training.resolve import like_parent
+from flash_lm.training.resolve import fill_from_parent
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.train_loop import train
 from training.runs import losses, stop_after
@@ -213,7 +213,7 @@ def test_an_export_is_not_a_run(config, parent, tmp_path):
 
 def test_what_n_is_and_divides_is_as_in_the_parent(config, parent, tmp_path):
     """Not by the length of the new rows."""
-    model = like_parent(changed(config, {"data.length": 16}), str(parent)).model
+    model = fill_from_parent(changed(config, {"data.length": 16}), str(parent)).model
     assert (model.divides, model.normalizer) == ("scores", str(parse(config).data.length))
 
 
@@ -230,10 +230,10 @@ def test_a_tokenizer_of_another_kind_is_refused(config, parent, tmp_path):
     shutil.rmtree(run / "tokenizer")
     save_tokenizer(CharacterTokenizer("abc"), run / "tokenizer")
     with pytest.raises(InputError, match="data.tokenizer=characters there, bytes here"):
-        tokenizer_of(str(run), config)
+        parent_tokenizer(str(run), config)
 
 
 def test_names_are_those_of_the_mesh_rules():
     tree = {"layers": {"x": {"kernel": 1}}, "embedding": 2}
-    assert frozen_parameters(("layers/.*/kernel",), tree) == {"layers": {"x": {"kernel": True}}, "embedding": False}
+    assert frozen_mask(("layers/.*/kernel",), tree) == {"layers": {"x": {"kernel": True}}, "embedding": False}
     assert [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] == ["embedding", "layers/x/kernel"]

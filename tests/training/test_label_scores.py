@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, f1_score, matthews_corrcoef
 
-from flash_lm.training.label_scores import macro_f1, matthews, scores_of_confusion, wilson
+from flash_lm.training.label_scores import confusion_scores, macro_f1, matthews, wilson
 
 REFERENCES = {
     "macro_f1": lambda labels, found, of=None: f1_score(labels, found, labels=of, average="macro", zero_division=0),
@@ -40,7 +40,7 @@ def test_answers_that_are_always_the_same():
     counts = np.array([[30, 0], [10, 0]])
     assert matthews(counts) == 0 and matthews(counts.T) == 0
     assert macro_f1(counts) == pytest.approx((2 * 30 / 70) / 2)
-    nothing = scores_of_confusion(np.zeros((2, 2)))
+    nothing = confusion_scores(np.zeros((2, 2)))
     assert (nothing["accuracy_low"], nothing["accuracy_high"]) == (0, 1)
     assert np.isnan(nothing["accuracy"]) and np.isnan(nothing["macro_f1"]) and nothing["matthews"] == 0
 
@@ -48,7 +48,7 @@ def test_answers_that_are_always_the_same():
 @pytest.mark.parametrize("name", REFERENCES)
 def test_intervals_are_those_of_rows_drawn_again(name):
     labels, found = rows(200, 3, 0.6, 0)
-    scores = scores_of_confusion(confusion_matrix(labels, found))
+    scores = confusion_scores(confusion_matrix(labels, found))
     draw, drawn = np.random.default_rng(1), []
     for _ in range(1000):
         again = draw.integers(200, size=200)
@@ -62,7 +62,7 @@ def test_intervals_are_those_of_rows_drawn_again(name):
 def test_rows_drawn_again_without_a_rare_label_do_not_raise_the_interval():
     """Of 100 rows two have the second label, and are not found: at best its F1 is 0, whatever is drawn."""
     labels, found = np.repeat([0, 1], (98, 2)), np.zeros(100, int)
-    scores = scores_of_confusion(confusion_matrix(labels, found))
+    scores = confusion_scores(confusion_matrix(labels, found))
     draw, drawn = np.random.default_rng(1), []
     for _ in range(1000):
         again = draw.integers(100, size=100)

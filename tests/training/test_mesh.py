@@ -21,9 +21,9 @@ from flash_lm.families.family import FAMILIES, complete, served
 from flash_lm.layers import norms
 from flash_lm.runs.run_name import run_name
 from flash_lm.training.checkpoint_read import restore
-from flash_lm.training.checkpoint_write import Checkpoints, with_shardings
+from flash_lm.training.checkpoint_write import Checkpoints, attach_shardings
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
-from flash_lm.training.sharding import batch_sharding, make_mesh, param_shardings, place, state_shardings
+from flash_lm.training.sharding import batch_sharding, make_mesh, param_shardings, shard_batch, state_shardings
 from flash_lm.training.train_state import ModelFunction, init_state
 from flash_lm.training.train_step import make_scheduled_step
 
@@ -89,7 +89,7 @@ class Run:
         self.mesh = make_mesh(parsed.mesh, jax.devices()[:devices])
         abstract = jax.eval_shape(lambda: init_state(self.model, self.optimizer))
         self.shardings = state_shardings(abstract, self.model.traits().matrix, self.optimizer, parsed.mesh, self.mesh)
-        self.abstract = with_shardings(abstract, self.shardings)
+        self.abstract = attach_shardings(abstract, self.shardings)
         self._step = make_scheduled_step(self.model, self.optimizer, parsed.train, seed=0)
         self.losses = []
 
@@ -102,7 +102,7 @@ class Run:
         with jax.set_mesh(self.mesh):
             step = jax.jit(self._step, out_shardings=(self.shardings, None))
             placed = [
-                place(batch, batch_sharding(self.mesh), whole_batch(B))
+                shard_batch(batch, batch_sharding(self.mesh), whole_batch(B))
                 for batch in batches("packed" in served(self.model.config.families))
             ]
             compiled = step.lower(state, placed[0]).compile()

@@ -137,10 +137,10 @@ def test_too_many_in_a_row_end_the_run(config, monkeypatch):
     steps = NonfiniteSteps(build_experiment(parse(skipping(config, steps=1000))), skipped=7)
     values = {"loss": float("inf"), "grad_norm": 1.0}
     for step in (2, 3, 4, 6, 7, 8):
-        assert "loss inf" in steps.meet(step, values, "")
+        assert "loss inf" in steps.record_skipped(step, values, "")
     assert steps.skipped == 13
     with pytest.raises(RunError, match="the last 4 steps were skipped"):
-        steps.meet(9, values, "")
+        steps.record_skipped(9, values, "")
 
 
 def test_a_run_that_breaks_at_once_does_not_end_well(config, tmp_path):
@@ -157,7 +157,7 @@ def test_the_last_step_of_a_run(config):
     values = {"loss": float("nan"), "grad_norm": 1.0}
     for step in (11, 12):
         steps = NonfiniteSteps(build_experiment(parse(skipping(config))), skipped=0)
-        steps.meet(step, values, "")
+        steps.record_skipped(step, values, "")
         steps.check_end(5.0)
     with pytest.raises(NonfiniteError, match="step 12: validation loss nan; the last step was skipped"):
         steps.check_end(float("nan"))

@@ -19,7 +19,7 @@ from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.sweeps.grid import changed
 from flash_lm.training import checkpoint_read, resolve
-from flash_lm.training.resolve import continue_run, with_types
+from flash_lm.training.resolve import continue_run, normalize
 from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after
 
@@ -86,7 +86,7 @@ def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, 
 
 def continued(run: pathlib.Path, asked):
     """The config with which a run goes on."""
-    return continue_run(with_types(asked), RunFolder(run))[0]
+    return continue_run(normalize(asked), RunFolder(run))[0]
 
 
 @pytest.mark.parametrize(
@@ -235,13 +235,13 @@ def test_a_damaged_config_is_not_reported_as_a_wrong_call(half, tmp_path, monkey
 
 def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
     asked = []
-    read = checkpoint_read._read
+    read = checkpoint_read._read_step
 
     def spy(workdir, step, config, abstract):
         asked.append(set(abstract))
         return read(workdir, step, config, abstract)
 
-    monkeypatch.setattr(checkpoint_read, "_read", spy)
+    monkeypatch.setattr(checkpoint_read, "_read_step", spy)
     (one,) = evaluate(finished, "validation")
     (other,) = evaluate(finished, "validation", mesh_shape=(1, 4, 2))
     assert asked == [{"params"}, {"params"}]

@@ -6,7 +6,7 @@ import optax
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.training.rounding import unmoved
+from flash_lm.training.rounding import unchanged_share
 from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -29,7 +29,7 @@ def test_the_share_is_that_of_a_loop_over_the_numbers(rate, relative):
         numbers = [float(x) for x in params[name]]
         size = rate * np.sqrt(np.mean(np.square(numbers))) if relative else rate
         still += sum(rounded(x + size) == x for x in numbers)
-    assert float(unmoved(params, rate, relative)) == pytest.approx(still / 80, abs=1e-6)
+    assert float(unchanged_share(params, rate, relative)) == pytest.approx(still / 80, abs=1e-6)
 
 
 @pytest.mark.parametrize(

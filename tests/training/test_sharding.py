@@ -13,7 +13,7 @@ from flash_lm.errors import InputError
 from flash_lm.training import sharding
 from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
-from flash_lm.training.sharding import batch_sharding, check_batch, check_documents, make_mesh, place, share_of
+from flash_lm.training.sharding import batch_sharding, check_batch, check_documents, host_share, make_mesh, shard_batch
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -91,7 +91,7 @@ class Permuted:
 )
 def test_a_host_reads_the_rows_of_its_devices(monkeypatch, hosts, rows, groups):
     monkeypatch.setattr(sharding, "of_all_hosts", lambda value: rows)
-    shares = [share_of(Permuted(*slices), 8) for slices in hosts]
+    shares = [host_share(Permuted(*slices), 8) for slices in hosts]
     assert [share.rows for share in shares] == rows
     assert [share.group for share in shares] == groups and {share.groups for share in shares} == {max(groups) + 1}
     check_documents(shares[0])
@@ -109,8 +109,8 @@ def test_rows_are_placed_where_they_belong():
     mesh = jax.sharding.Mesh(devices.reshape(4, 1, 2), MESH_AXES)
     batch = {"x": np.arange(24).reshape(8, 3)}
     spread = batch_sharding(mesh)
-    share = share_of(spread, 8)
+    share = host_share(spread, 8)
     assert share.rows == list(range(8))
-    placed = place(batch, spread, share)["x"]
+    placed = shard_batch(batch, spread, share)["x"]
     assert np.array_equal(placed, batch["x"]) and placed.sharding == spread
     assert np.array_equal(placed.addressable_data(0), batch["x"][placed.addressable_shards[0].index])

@@ -15,16 +15,16 @@ def test_a_loss_far_above_the_recent_ones_is_a_spike():
     draw = np.random.default_rng(0)
     losses = 5 * np.exp(-np.arange(300) / 100) + 0.05 * draw.normal(size=300)
     spikes = Spikes()
-    assert not any(spikes.meet(x) for x in losses[:200])
-    assert spikes.meet(losses[200] + 2) and spikes.count == 1
-    assert not spikes.meet(losses[201]), "the next is compared with the spike, too"
+    assert not any(spikes.update(x) for x in losses[:200])
+    assert spikes.update(losses[200] + 2) and spikes.count == 1
+    assert not spikes.update(losses[201]), "the next is compared with the spike, too"
 
 
 def test_the_bound_is_six_standard_deviations():
     before = [1.0, 2.0] * 32
-    assert not Spikes(recent=before).meet(1.5 + 6 * 0.5)
-    assert Spikes(recent=before).meet(1.5 + 6 * 0.5 + 1e-6)
-    assert not Spikes(recent=before[:15]).meet(100.0)
+    assert not Spikes(recent=before).update(1.5 + 6 * 0.5)
+    assert Spikes(recent=before).update(1.5 + 6 * 0.5 + 1e-6)
+    assert not Spikes(recent=before[:15]).update(100.0)
 
 
 def test_a_count_goes_on():
@@ -32,13 +32,13 @@ def test_a_count_goes_on():
     losses = [*draw.normal(size=90), 30.0, *draw.normal(size=90), 60.0]
     whole = Spikes()
     for x in losses:
-        whole.meet(x)
+        whole.update(x)
     first = Spikes()
     for x in losses[:50]:
-        first.meet(x)
+        first.update(x)
     second = Spikes(first.count, first.recent)
     for x in losses[50:]:
-        second.meet(x)
+        second.update(x)
     assert (whole.count, whole.recent) == (second.count, second.recent) and whole.count == 2
 
 

@@ -45,7 +45,7 @@ class Copying:
         draw = np.random.Generator(np.random.Philox(np.random.SeedSequence((self._split, number))))
         word = draw.choice(self._symbols, (length - 1) // 2)
         ids = np.concatenate([[self._begin], word, [self._begin], word[:: self._direction]])
-        return Example(ids.astype(np.int32), given=len(word) + 2)
+        return Example(ids.astype(np.int32), prompt_length=len(word) + 2)
 
 
 def copying(reverse: bool = False) -> ExampleCorpus:

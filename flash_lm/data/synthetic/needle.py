@@ -82,7 +82,7 @@ class Needles:
             before = offsets[i]
         row = np.concatenate([*pieces, text[before:], question]).astype(np.int32) + len(SPECIALS)
         ids = np.concatenate([[ByteTokenizer.begin], row]).astype(np.int32)
-        return Example(ids, given=len(ids) - self._options.digits)
+        return Example(ids, prompt_length=len(ids) - self._options.digits)
 
     def _draw(self, number: int) -> np.random.Generator:
         key = (_DRAWS, SPLITS.index(self._split), number)

@@ -91,7 +91,7 @@ class Completions:
         """What is to be generated; raises InputError if it cannot be, and as `Scheduler.check` does."""
         if asked.best_of not in (None, asked.n):
             raise InputError(f"best_of={asked.best_of} is not supported: leave it out, or give the value of n")
-        if asked.logprobs is not None and not self._trained.given.whole_texts:
+        if asked.logprobs is not None and not self._trained.conditioning.scores_full_text:
             raise InputError(
                 f"task={self._trained.config.task} does not read a prompt from left to right: leave out logprobs"
             )

@@ -67,7 +67,7 @@ class TextService(_OfRows):
         self._trained, self._generator, self._limits = trained, Generator(trained), limits
         engine, top = self._generator.engine, min(MOST_TOP, trained.config.model.vocab_size)
         rows = min(_SCORED_ROWS, limits.rows)
-        whole = engine.given.whole_texts
+        whole = engine.conditioning.scores_full_text
         scorer = TokenScorer(engine, rows, most_tokens(engine, limits), top) if whole else None
         self.rows = RunningRows(engine, limits, metrics, **({"score": scorer} if scorer else {}))
         self.state_bytes = self.rows.state_bytes

@@ -45,7 +45,7 @@ def test_a_prompt_that_is_too_long(form):
     answer = client.post("/v1/completions", json={"model": "a_text_run", "prompt": "a" * 40, "max_tokens": 1})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
     message = answer.json()["error"]["message"]
-    if generator.engine.given.apart:
+    if generator.engine.conditioning.separate_source:
         assert message == "a prompt of 42 tokens is over the limit of 32 of the encoder of a_text_run: shorten it"
     else:
         assert str(limit) in message
