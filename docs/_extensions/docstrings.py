@@ -5,21 +5,20 @@ import re
 from sphinx.application import Sphinx
 
 _CODE = re.compile(r"`([^`]+)`(?=(\w?))")
-_EXAMPLES = ("Example:", "Examples:")
 _SIGNS = re.compile(r"([*|]|_(?!\w))")  # what reStructuredText would read as markup
 
 
 def to_rst(lines: list[str]) -> list[str]:
     """Converts plain text to reStructuredText: marks code, escapes other markup, keeps indented blocks as literals.
 
-    An "Example:" section, whose lines are those of an interactive session, stays as it is.
+    Interactive sessions, from >>> to an empty line, stay as they are.
     """
     converted: list[str] = []
-    literal = in_example = False
+    literal = session = False
     for i, line in enumerate(lines):
         indented = line.startswith("    ")
-        in_example = line in _EXAMPLES or (in_example and (indented or not line))
-        if in_example or (literal and (indented or not line)):
+        session = bool(line) and (session or line.lstrip().startswith(">>> "))
+        if session or (literal and (indented or not line)):
             converted.append(line)
             continue
         literal = indented and i > 0 and not lines[i - 1]
