@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         raise missing_package("sacrebleu", "bleu")
     from flash_lm.inference.model import load_model
     from flash_lm.inference.scoring import load_text
-    from flash_lm.inference.translation import scores_of, translate
+    from flash_lm.inference.translation import compute_scores, translate
     from flash_lm.runs.hosts import is_first
     from flash_lm.runs.lost_hosts import lost_hosts_reported
 
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         arguments.answers.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(arguments.answers, [dataclasses.asdict(one) for one in translations])
     about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "corpus": corpus.name}
-    scores = scores_of(translations, arguments.tokenize)
+    scores = compute_scores(translations, arguments.tokenize)
     append_jsonl(out, [about | {"split": arguments.split, **dataclasses.asdict(settings), **limits, **scores}])
     print(
         f"{about['family']} on {corpus.name} {arguments.split}, step {trained.step}, {settings.beams} beams: BLEU "

@@ -161,7 +161,7 @@ def test_a_way_of_being_given_that_no_file_of_the_package_knows(undone, monkeypa
     (line,) = read_jsonl(run / "results.jsonl")
     trained = load_model(run)
     generator, end = Generator(trained), trained.tokenizer.end
-    prompts = [trained.encode_given(first) for first, _ in texts]
+    prompts = [trained.encode_prompt(first) for first, _ in texts]
     seconds = [np.append(trained.encode(second)[1:], end).astype(np.int32) for _, second in texts]
     found = generator.engine.score(prompts, seconds)
     assert -sum(one.log_probs.sum() for one in found) == pytest.approx(line["nll"], rel=1e-5)

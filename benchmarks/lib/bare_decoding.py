@@ -21,7 +21,7 @@ from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.training.sharding import make_mesh
 from flash_lm.training.train_state import ModelFunction
 
-_GREEDY = SamplingArrays.of(Sampling(temperature=0))
+_GREEDY = SamplingArrays.from_sampling(Sampling(temperature=0))
 
 
 class BareDecoding:
@@ -69,7 +69,7 @@ class BareDecoding:
 
         def turn() -> float:
             # A state of its own, so that no two of the large ones exist at the same time.
-            carry = self.engine.unstacked(self.engine.start(rows, context))
+            carry = self.engine.unstack(self.engine.start(rows, context))
             positions_B = jnp.full(rows, context - tokens, jnp.int32)
             carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
             jax.block_until_ready(carry)

@@ -70,7 +70,7 @@ def continued(trained: TrainedModel, ids_L: np.ndarray) -> np.ndarray:
     """The most likely tokens after the ids, one by one through the cache; end-of-text is ignored."""
     not_the_first = np.arange(trained.config.model.vocab_size) != 0
     engine = Engine(trained.decode_params, trained.mesh, end=0, allowed_V=not_the_first)
-    greedy = SamplingArrays.of(Sampling(temperature=0))
+    greedy = SamplingArrays.from_sampling(Sampling(temperature=0))
     _, new = engine.advance(engine.prefill([ids_L.astype(np.int32)], CONTINUED), greedy, 0, CONTINUED)
     return new.tokens_BxT[0]
 

@@ -179,7 +179,7 @@ def all_targets(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
     return lambda rows: Slices([ALL], lambda number, row: np.ones((1, 1), bool))
 
 
-def together(kinds: Collection[Slices]) -> Slices:
+def merge_slices(kinds: Collection[Slices]) -> Slices:
     """Slices of several kinds, whose masks are K×L."""
 
     def masks(number: int, row: Row) -> np.ndarray:

@@ -9,7 +9,7 @@ from flash_lm.data.examples import ExampleCorpus, ExampleRows
 from flash_lm.data.labelled import with_labels
 from flash_lm.data.packing import PACKERS
 from flash_lm.data.pairs import with_pairs
-from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus, load_corpus, load_tokenized
+from flash_lm.data.token_cache import KnownCorpus, TokenizedCorpus, load_corpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
 
 Splits = TokenizedCorpus | ExampleCorpus
@@ -18,7 +18,7 @@ Splits = TokenizedCorpus | ExampleCorpus
 ROWS = PACKERS | {"examples": ExampleRows}
 
 
-def load_splits(config: DataConfig, known: OwnCorpus | None = None, *, unsplit: bool = False) -> Splits:
+def load_splits(config: DataConfig, known: KnownCorpus | None = None, *, unsplit: bool = False) -> Splits:
     """Loads all splits of the corpus that `config` names, with their tokenizer.
 
     Args:

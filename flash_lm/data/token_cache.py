@@ -61,7 +61,7 @@ class TokenizedCorpus:
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnCorpus:
+class KnownCorpus:
     """The tokenizer and the fingerprint that a run has saved of its corpus.
 
     Attributes:
@@ -74,7 +74,7 @@ class OwnCorpus:
     fingerprint: str | None = None
 
 
-def load_tokenized(config: DataConfig, known: OwnCorpus | None = None, *, unsplit: bool = False) -> TokenizedCorpus:
+def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsplit: bool = False) -> TokenizedCorpus:
     """Loads the corpus of `config.data` as tokens, from the cache or tokenised now.
 
     Args:
@@ -136,7 +136,7 @@ def _key(fingerprint: str, tokenizer: Tokenizer) -> str:
     return hashlib.sha256(f"{form} {fingerprint} {tokenizer.fingerprint}".encode()).hexdigest()[:16]
 
 
-def _load_kept(config: DataConfig, cache: pathlib.Path, known: OwnCorpus) -> TokenizedCorpus | None:
+def _load_kept(config: DataConfig, cache: pathlib.Path, known: KnownCorpus) -> TokenizedCorpus | None:
     """The tokens of a run's corpus, if they are in the cache and complete; the corpus itself may be gone."""
     if known.fingerprint is None:
         return None

@@ -1,4 +1,4 @@
-"""A trained model in a notebook: `flash_lm.load("runs/mine@best")`."""
+"""The Python interface of a trained model: `flash_lm.load("runs/mine@best")`."""
 
 import dataclasses
 import functools
@@ -29,12 +29,15 @@ from flash_lm.training.train_state import Params
 
 @dataclasses.dataclass(frozen=True)
 class TextScore:
-    """How likely a text is under a model, starting from begin-of-text.
+    """Log-probabilities of a text under a model, starting from begin-of-text.
 
     Attributes:
         tokens: token ids of the text.
         log_probs: log-probability of each token, in nats.
         bytes: length of the text in bytes.
+
+    >>> TextScore(tokens=[7, 9], log_probs=[math.log(0.5), math.log(0.125)], bytes=4).bits_per_byte
+    1.0
     """
 
     tokens: list[int]
@@ -55,7 +58,7 @@ class TextScore:
 class LoadedModel(TrainedModel):
     """A trained model: generates, fills in, scores, and returns logits and attention weights.
 
-    It is what scoring, export, the service and the harness take, too.
+    Scoring, export, the service and the harness take it, too.
 
     Attributes:
         config: the complete config.
@@ -76,40 +79,41 @@ class LoadedModel(TrainedModel):
 
         Args:
             text: the prompt, or prompts.
-            max_tokens: most new tokens.
+            max_tokens: largest number of new tokens.
             seed: random seed of samples, of 64 bits; -1: another one each time.
             settings: temperature, top_k, top_p, …: the fields of `inference.settings.Sampling`; or beams and
-                length_penalty, those of `BeamSearch`, for the best answer of a search instead of a sample.
+                length_penalty, the fields of `BeamSearch`, for the best answer of a search instead of a sample.
 
         Raises:
             InputError: the model is bidirectional, a text is empty or unknown to the tokenizer, or a number is out of
                 range.
         """
+        # The settings select the method: any field of BeamSearch means a search.
         names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in (BeamSearch, Sampling)}
         kind = BeamSearch if settings.keys() & names[BeamSearch] else Sampling
         if wrong := [name for name in settings if name not in names[kind]]:
-            what = "a beam search" if kind is BeamSearch else "sampling"
-            raise InputError(f"unknown setting {', '.join(wrong)}: {what} has {', '.join(names[kind])}")
-        prompts, how = [text] if isinstance(text, str) else list(text), kind(**settings)  # type: ignore[arg-type]
-        if isinstance(how, BeamSearch):
-            rows = [answers[0] for answers in self._generator.search(prompts, max_tokens, how)]
+            kind_name = "a beam search" if kind is BeamSearch else "sampling"
+            raise InputError(f"unknown setting {', '.join(wrong)}: {kind_name} has {', '.join(names[kind])}")
+        prompts, options = [text] if isinstance(text, str) else list(text), kind(**settings)  # type: ignore[arg-type]
+        if isinstance(options, BeamSearch):
+            rows = [answers[0] for answers in self._generator.search(prompts, max_tokens, options)]
         else:
-            rows = self._generator.generate(prompts, max_tokens, how, seed)
+            rows = self._generator.generate(prompts, max_tokens, options, seed)
         return rows[0].text if isinstance(text, str) else [row.text for row in rows]
 
     def classify(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, float]]:
         """The probability of each label, for each text, or each pair if the model was trained on pairs.
 
-        What does not fit into a row of training is cut off, as in training.
+        Texts that are longer than the training sequences are cut off, as in training.
 
         Raises:
             InputError: the model does not predict labels of texts, a text is empty or unknown to the tokenizer, or
-                there are texts in place of pairs, or pairs in place of texts.
+                texts are given to a model of pairs, or pairs to a model of texts.
         """
         if isinstance(texts, str):
             raise InputError("classify takes a list of texts: put the text into one")
-        one = lambda texts: (texts,) if isinstance(texts, str) else tuple(texts)
-        return self._classifier([self._classifier.encode(one(row)).tokens for row in texts])
+        as_tuple = lambda texts: (texts,) if isinstance(texts, str) else tuple(texts)
+        return self._classifier([self._classifier.encode(as_tuple(row)).tokens for row in texts])
 
     def fill_in(self, text: str, candidates: int = 5) -> FilledIn:
         """The candidates for each [MASK] of a text; raises as `inference.fill_in.Filler` does."""
@@ -129,7 +133,7 @@ class LoadedModel(TrainedModel):
         return TextScore(row[1:].tolist(), scored.log_probs.tolist(), len(text.encode()))
 
     def logits(self, ids: np.ndarray | Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
-        """The logits after every token; each row is one document.
+        """The logits after every token; each sequence is one document.
 
         Args:
             ids: L or B×L token ids; begin-of-text is not added.
@@ -138,8 +142,9 @@ class LoadedModel(TrainedModel):
             L×V or B×L×V float32.
 
         Raises:
-            InputError: there are no ids, ids outside of the vocabulary, or more ids than positions.
+            InputError: ids are missing, outside of the vocabulary, or more than the model has positions.
         """
+        # Check shape, dtype and range: outside of the vocabulary the embedding would be NaN.
         try:
             array = np.asarray(ids)
         except ValueError:
@@ -151,32 +156,34 @@ class LoadedModel(TrainedModel):
             raise InputError(
                 f"ids from {ids_BxL.min()} to {ids_BxL.max()}: the vocabulary has {self.config.model.vocab_size}"
             )
+
+        # One batch; a single sequence is returned without the batch dimension.
         self._check_left_to_right("logits")
-        logits = self._rows(ids_BxL)
+        logits = self._batch_logits(ids_BxL)
         return logits[0] if array.ndim == 1 else logits
 
     def _check_left_to_right(self, what: str) -> None:
-        """Raises InputError for a model that reads a prefix both ways, or a source."""
+        """Raises InputError for a model with a bidirectional prefix or a source."""
         if not self.conditioning.scores_full_text:
             raise InputError(
                 f"{what} is of whole texts, and a model of task={self.config.task} reads a given part apart: use "
                 "generate, or model(…) of its Flax module"
             )
 
-    def _rows(self, *arrays_BxL: np.ndarray) -> np.ndarray:
-        """The logits of rows, given their tokens and perhaps segments; several devices may compute some rows twice."""
-        rows, mesh = len(arrays_BxL[0]), self.mesh
+    def _batch_logits(self, *arrays_BxL: np.ndarray) -> np.ndarray:
+        """Logits of a batch from token ids and perhaps segment ids; it is padded with repeats to fill the devices."""
+        count, mesh = len(arrays_BxL[0]), self.mesh
         with jax.set_mesh(mesh):
-            size = (round_up_rows(rows, mesh), arrays_BxL[0].shape[1])
-            place = lambda x_BxL: jax.device_put(np.resize(x_BxL, size).astype(np.int32), batch_sharding(mesh))
-            return fetched(self._logits(self.params, *map(place, arrays_BxL)))[:rows]
+            size = (round_up_rows(count, mesh), arrays_BxL[0].shape[1])
+            put = lambda x_BxL: jax.device_put(np.resize(x_BxL, size).astype(np.int32), batch_sharding(mesh))
+            return fetched(self._logits(self.params, *map(put, arrays_BxL)))[:count]
 
     def attention(self, text: str, tokens: int = 256) -> list[AttentionMap]:
-        """The weight of each token's value in each other token's output, in every layer.
+        """Attention maps of every layer: the weight of each token's value in each other token's output.
 
         Args:
             text: the text; begin-of-text is put before it.
-            tokens: most tokens of it; memory grows with their square, and time with their cube.
+            tokens: largest number of its tokens; memory grows with their square, and time with their cube.
 
         Returns:
             Maps of all layers, from the first to the last, each 1×H×L×L.
@@ -188,13 +195,16 @@ class LoadedModel(TrainedModel):
         maps = list[AttentionMap]()
         ids_1xL = jnp.asarray(self.encode(text, "text")[:tokens])[None]
 
+        # Names and indices of the maps are known when the function is traced; jit returns only the arrays.
         def weights(params: Params) -> list[jax.Array]:
             maps[:] = attention_weights(self.model.bind(params), ids_1xL)
-            return [one.weights_BxHxLxL for one in maps]
+            return [attention_map.weights_BxHxLxL for attention_map in maps]
 
         with jax.set_mesh(self.mesh):
             arrays = jax.device_get(jax.jit(weights)(self.params))
-        return [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(maps, arrays, strict=True)]
+        return [
+            dataclasses.replace(attention_map, weights_BxHxLxL=x) for attention_map, x in zip(maps, arrays, strict=True)
+        ]
 
     @functools.cached_property
     def _logits(self):
@@ -227,11 +237,11 @@ def load(
         run: a run, such as runs/mine or runs/mine@best, the folder of an exported model, or hub:OWNER/NAME.
         dtype: dtype of parameters and computation, float32 or bfloat16; None: as trained.
         mesh: devices along (data, fsdp, tensor).
-        overrides: words such as --config.model.quadratic.implementation=blocked, which change how it is computed.
-        plugins: modules that the run asks for. Importing one runs its code, so no other is imported.
+        overrides: words such as --config.model.quadratic.implementation=blocked, for keys that do not change the model.
+        plugins: modules that the run asks for. Importing one runs its code, so only these are imported.
 
     Raises:
-        InputError: there is no such run, checkpoint or model, the mesh does not fit, or the run asks for other plugins.
+        InputError: no such run, checkpoint or model, the mesh does not fit, or the run asks for other plugins.
     """
     import_plugins([plugins] if isinstance(plugins, str) else plugins)
     name = download(run)

@@ -10,7 +10,7 @@ from flash_lm.data.tokenizer import CharacterTokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.model import TrainedModel
-from flash_lm.inference.sampling import Sampling, SamplingArrays, chosen_seed
+from flash_lm.inference.sampling import Sampling, SamplingArrays, resolve_seed
 from flash_lm.inference.settings import BeamSearch
 
 _MOST_CANDIDATES = 1024
@@ -18,7 +18,7 @@ _MOST_CANDIDATES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class SecondLine:
-    """A candidate; `log_prob` is that of the whole line under the model, before temperature and filters."""
+    """A candidate; `log_prob` is the log-probability of the full line, before temperature and filters."""
 
     first: str
     text: str
@@ -26,7 +26,7 @@ class SecondLine:
 
 
 class CoupletWriter:
-    """Answers first lines with a causal model trained on couplets.
+    """Writes second lines with a causal model trained on couplets.
 
     Attributes:
         engine: the decode loop; it cannot generate end-of-text.
@@ -48,7 +48,7 @@ class CoupletWriter:
         # A second line ends when it is as long as the first, so no token marks its end.
         allowed_V = trained.text_ids()
         params, end = trained.decode_params, tokenizer.end
-        self.engine = Engine(params, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
+        self.engine = Engine(params, trained.mesh, end=end, allowed_V=allowed_V, **trained.engine_options)
 
     def __call__(
         self, first: str, candidates: int = 8, sampling: Sampling | None = None, seed: int = 0
@@ -58,8 +58,8 @@ class CoupletWriter:
         Args:
             first: a line of characters that occur in the training split.
             candidates: number of samples; duplicates are returned once.
-            sampling: None: temperature 1, no filter.
-            seed: random seed, of 64 bits; -1: drawn.
+            sampling: sampling settings; None: temperature 1, no filter.
+            seed: random seed, of 64 bits; -1: another one each time.
 
         Returns:
             Different candidates, the most likely first.
@@ -69,20 +69,24 @@ class CoupletWriter:
         """
         if not 1 <= candidates <= _MOST_CANDIDATES:
             raise InputError(f"samples={candidates} must be from 1 to {_MOST_CANDIDATES}")
-        (prompt, length), seed = self.question(first), chosen_seed(seed)
+        # The same prompt in each batch entry; the random numbers differ.
+        (prompt, length), seed = self.question(first), resolve_seed(seed)
         carry = self.engine.prefill([prompt] * candidates, length)
-        _, new = self.engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, length)
-        asked = np.s_[:candidates, :length]  # without the rows that pad the batch
-        return self.ranked(first, new.tokens_BxT[asked], new.log_probs_BxT[asked])
+        _, new = self.engine.advance(carry, SamplingArrays.from_sampling(sampling or Sampling()), seed, length)
+        answer_slice = np.s_[:candidates, :length]  # without the padding of the batch
+        return self.rank(first, new.tokens_BxT[answer_slice], new.log_probs_BxT[answer_slice])
 
     def search(self, first: str, settings: BeamSearch) -> list[SecondLine]:
-        """The likeliest second lines that a beam search finds, the likeliest first; raises as the call does."""
+        """Second lines from a beam search, the likeliest first; raises as the call does."""
         prompt, length = self.question(first)
-        (found,) = self.engine.search([prompt], settings, length)
-        return self.ranked(first, [one.tokens for one in found], [one.log_probs for one in found])
+        (hypotheses,) = self.engine.search([prompt], settings, length)
+        return self.rank(
+            first, [hypothesis.tokens for hypothesis in hypotheses], [hypothesis.log_probs for hypothesis in hypotheses]
+        )
 
     def question(self, first: str) -> tuple[np.ndarray, int]:
         """The prompt for a first line, and the length of its answer in tokens; raises as the call does."""
+        # A second line is as long as the first, so the limit of positions is one of the first line.
         ids = self._trained.encode(first, "first line")[1:]
         conditioning, limit = self._trained.conditioning, self._trained.longest_prompt
         prompt, length = conditioning.make_prompt(question(ids, self._tokenizer)), len(ids)
@@ -93,9 +97,12 @@ class CoupletWriter:
             )
         return prompt, length
 
-    def ranked(
+    def rank(
         self, first: str, tokens: Iterable[Sequence[int]], log_probs: Iterable[Sequence[float]]
     ) -> list[SecondLine]:
-        """The different second lines among these token sequences, the most likely first."""
-        found = {self._trained.text_of(ids): float(sum(each)) for ids, each in zip(tokens, log_probs, strict=True)}
-        return [SecondLine(first, text, found[text]) for text in sorted(found, key=lambda text: -found[text])]
+        """Ranks second lines by log-probability, without duplicates."""
+        by_text = {
+            self._trained.decode_text(ids): float(sum(token_log_probs))
+            for ids, token_log_probs in zip(tokens, log_probs, strict=True)
+        }
+        return [SecondLine(first, text, by_text[text]) for text in sorted(by_text, key=lambda text: -by_text[text])]

@@ -1,4 +1,4 @@
-"""What is compiled of decoding: functions of the unstacked parameters and of what is carried from token to token."""
+"""The compiled functions of decoding: prefill, scoring, the loop over new tokens, and beam search."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,23 +18,24 @@ from flash_lm.training.sharding import BATCH
 
 
 class DecodeLoop:
-    """The compiled functions of an `Engine`; each is compiled once for each shape.
+    """The compiled functions of an `Engine`; each is compiled once per shape. A carry is a `Decoding`.
 
     Attributes:
-        start: a carry before the first token.
-        read: a state with what the encoder makes of sources.
-        prefill: a carry after a piece of each prompt.
-        score: scores of a piece of each row, and the state after it.
-        advance: a carry after new tokens, and the tokens.
+        start: the carry before the first token.
+        read: the state with the keys and values of encoded sources.
+        prefill: the carry after a piece of each prompt.
+        score: scores of a piece of each sequence, and the state after it.
+        advance: the carry after new tokens, and the tokens.
         search: the answers of a beam search.
-        row_keys: a random key for each row.
-        join: a carry in which a row is another one's first.
-        leave: a carry in which a row has ended.
-        unstack: a carry whose layers are separate arrays.
+        row_keys: a random key per sequence.
+        join: a carry in which one sequence is replaced by the first of another carry.
+        leave: a carry in which one sequence has ended.
+        unstack: a carry with separate arrays for each layer.
     """
 
     def __init__(self, params: DecodeParams, mesh: Mesh, *, end: int, never_V: np.ndarray, conditioning: Conditioning):
         """Compiles nothing; the arguments are those of an `Engine`."""
+        # Carries and states are donated if the result has the same shapes: they are large.
         self._params, self._mesh = params, mesh
         self._end, self._never_V, self._conditioning = end, never_V, conditioning
         self.start = jax.jit(self._start, static_argnums=(2, 3))
@@ -46,29 +47,31 @@ class DecodeLoop:
         self.row_keys = jax.jit(_row_keys, static_argnums=1)
         self.join = jax.jit(self._join, donate_argnums=0)
         self.leave = jax.jit(self._leave, donate_argnums=0)
-        self.unstack = jax.jit(lambda carry: self._spread(dataclasses.replace(carry, state=carry.state.unstack())))
+        self.unstack = jax.jit(lambda carry: self._shard(dataclasses.replace(carry, state=carry.state.unstack())))
 
-    def _start(self, params: Unstacked, rows: jax.Array, filled: int, capacity: int) -> Decoding:
-        logits_BxV = jnp.zeros((filled, self._params.model.config.vocab_size), jnp.float32)
-        state = self._params.bind(params).init_state(filled, capacity)
+    def _start(self, params: Unstacked, rows: jax.Array, padded_rows: int, capacity: int) -> Decoding:
+        logits_BxV = jnp.zeros((padded_rows, self._params.model.config.vocab_size), jnp.float32)
+        state = self._params.bind(params).init_state(padded_rows, capacity)
         seen_BxV = jnp.zeros(logits_BxV.shape, bool)
-        finished_B = jnp.arange(filled) >= rows  # padding rows have ended from the start
-        count_B = jnp.zeros(filled, jnp.int32)
-        return self._spread(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
+        finished_B = jnp.arange(padded_rows) >= rows  # the padding of the batch has ended from the start
+        count_B = jnp.zeros(padded_rows, jnp.int32)
+        return self._shard(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
 
     def _read(self, params: Unstacked, state: DecodeState, source_BxM: jax.Array, lengths_B) -> DecodeState:
         return self._params.bind(params).remember(source_BxM, state, lengths_B)
 
     def _prefill(self, params: Unstacked, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
-        prefix_B = self._conditioning.prefix_length(lengths_B)  # a whole prompt
+        prefix_B = self._conditioning.prefix_length(lengths_B)  # the piece is a full prompt
         logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B, prefix_B)
         logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
+        # Tokens of the prompt count for the repetition penalty.
         real_BxL = jnp.arange(inputs_BxL.shape[1])[None] < lengths_B[:, None]
         seen_BxV = jax.vmap(lambda seen, ids, real: seen.at[ids].max(real))(carry.seen_BxV, inputs_BxL, real_BxL)
-        return self._spread(dataclasses.replace(carry, state=state, logits_BxV=logits_BxV, seen_BxV=seen_BxV))
+        return self._shard(dataclasses.replace(carry, state=state, logits_BxV=logits_BxV, seen_BxV=seen_BxV))
 
     def _score(self, params: Unstacked, state: DecodeState, inputs_BxL, targets_BxL, lengths_B, top: int, prefix_B):
         logits_BxLxV, state = self._params.bind(params).prefill(inputs_BxL, state, lengths_B, prefix_B)
+        # log p = logit − logsumexp, of the target and of the likeliest tokens.
         total_BxLx1 = jax.nn.logsumexp(logits_BxLxV, axis=-1, keepdims=True)
         top_BxLxK, ids_BxLxK = jax.lax.top_k(logits_BxLxV, top)
         is_likeliest_BxL = logits_BxLxV.argmax(axis=-1) == targets_BxL
@@ -83,53 +86,62 @@ class DecodeLoop:
         budget: jax.Array,
         size: int,
     ):
+        """Generates up to `budget` tokens per sequence into arrays of `size` columns; stops when all have ended."""
         bound, blocks, never_V = self._params.bind(params), params.blocks, jnp.asarray(self._never_V)
         rows = carry.finished_B.shape[0]
 
-        def going(loop) -> jax.Array:
-            place, carry, _ = loop
-            return (place < budget) & ~carry.finished_B.all()
+        def is_unfinished(loop) -> jax.Array:
+            index, carry, _ = loop
+            return (index < budget) & ~carry.finished_B.all()
 
-        def one_token(loop):
-            place, carry, (tokens_BxT, log_probs_BxT, lengths_B) = loop
+        def generate_token(loop):
+            index, carry, (tokens_BxT, log_probs_BxT, lengths_B) = loop
+            # Draw a token per sequence; the key depends on its number, so that calls may be split anywhere.
             possible_BxV = jnp.where(never_V[None], -jnp.inf, carry.logits_BxV)
             token_keys_B = jax.vmap(jax.random.fold_in)(keys_B, carry.count_B)
             tokens_B = draw_tokens(possible_BxV, carry.seen_BxV, token_keys_B, settings)
             tokens_B = jnp.where(carry.finished_B, self._end, tokens_B)
             finished_B = carry.finished_B | (tokens_B == self._end)
-            new = (
-                tokens_BxT.at[:, place].set(tokens_B),
-                log_probs_BxT.at[:, place].set(_log_prob(carry.logits_BxV, tokens_B)),
+            output = (
+                tokens_BxT.at[:, index].set(tokens_B),
+                log_probs_BxT.at[:, index].set(_log_prob(carry.logits_BxV, tokens_B)),
                 lengths_B + (~finished_B).astype(jnp.int32),
             )
+            # Compute the logits of the next one.
             logits_BxV, state = bound.step_unstacked(tokens_B, carry.state, blocks)
             seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
-            carry = self._spread(Decoding(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
-            return place + 1, carry, new
+            carry = self._shard(Decoding(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
+            return index + 1, carry, output
 
+        # Settling is rare and copies arrays, so it is outside of the loop over tokens, which ends when it is due.
         def due(carry: Decoding) -> jax.Array:
             return jnp.stack([carry.state.positions_B % n == 0 for n in bound.settles_every]).any()
 
-        def until_due(loop):
-            """Generates up to the next token after which the state must be settled, then settles it."""
+        def generate_until_due(loop):
+            """Generates tokens until the state must be settled, then settles it."""
 
-            def one_more(both):
-                loop = one_token(both[0])
+            def generate_one(loop_and_due):
+                loop = generate_token(loop_and_due[0])
                 return loop, due(loop[1])
 
-            (place, carry, new), _ = jax.lax.while_loop(
-                lambda both: going(both[0]) & ~both[1], one_more, (loop, jnp.zeros((), bool))
+            (index, carry, output), _ = jax.lax.while_loop(
+                lambda loop_and_due: is_unfinished(loop_and_due[0]) & ~loop_and_due[1],
+                generate_one,
+                (loop, jnp.zeros((), bool)),
             )
             state = bound.settle_unstacked(carry.state, blocks)
-            return place, self._spread(dataclasses.replace(carry, state=state)), new
+            return index, self._shard(dataclasses.replace(carry, state=state)), output
 
+        # Sequences that have ended are filled up with end-of-text.
         tokens_BxT = jnp.full((rows, size), self._end, jnp.int32)
-        new = (tokens_BxT, jnp.zeros((rows, size), jnp.float32), jnp.zeros(rows, jnp.int32))
-        body = until_due if bound.settles_every else one_token
-        _, carry, new = jax.lax.while_loop(going, body, (jnp.int32(0), carry, new))
-        return carry, new
+        output = (tokens_BxT, jnp.zeros((rows, size), jnp.float32), jnp.zeros(rows, jnp.int32))
+        body = generate_until_due if bound.settles_every else generate_token
+        _, carry, output = jax.lax.while_loop(is_unfinished, body, (jnp.int32(0), carry, output))
+        return carry, output
 
-    def _search(self, params: Unstacked, carry: Decoding, budget, penalty, width: int, size: int) -> beams.Found:
+    def _search(self, params: Unstacked, carry: Decoding, budget, penalty, width: int, size: int) -> beams.BeamResult:
+        """Beam search from a carry, with the step of the unstacked model."""
+        # The state is settled inside the step, in a branch that copies it only when it is due.
         bound = self._params.bind(params)
 
         def step(tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
@@ -137,45 +149,47 @@ class DecodeLoop:
             settle = lambda state: bound.settle_unstacked(state, params.blocks)
             if due := [(state.positions_B % n == 0).any() for n in bound.settles_every]:
                 state = jax.lax.cond(jnp.stack(due).any(), settle, lambda x: x, state)
-            return logits_BxV, self._spread_state(state)
+            return logits_BxV, self._shard_state(state)
 
         never_V = jnp.asarray(self._never_V)
         numbers = {"end": self._end, "budget": budget, "penalty": penalty, "width": width, "size": size}
         return beams.search(step, carry.state, carry.logits_BxV, carry.finished_B, never_V, **numbers)
 
     def _join(self, carry: Decoding, row: jax.Array, other: Decoding) -> Decoding:
-        return self._spread(jax.tree.map(lambda rows, new: rows.at[row].set(new[0]), carry, other))
+        return self._shard(jax.tree.map(lambda rows, new: rows.at[row].set(new[0]), carry, other))
 
     def _leave(self, carry: Decoding, row: jax.Array) -> Decoding:
         return dataclasses.replace(carry, finished_B=carry.finished_B.at[row].set(True))
 
-    def _spread(self, carry: Decoding) -> Decoding:
-        """Shards the rows over the data and fsdp axes."""
-        rows = self._over(*BATCH)
+    def _shard(self, carry: Decoding) -> Decoding:
+        """Shards the batch over the data and fsdp axes."""
+        rows = self._constrain(*BATCH)
         logits_BxV, seen_BxV = rows(carry.logits_BxV), rows(carry.seen_BxV)
         return Decoding(
-            self._spread_state(carry.state), logits_BxV, seen_BxV, rows(carry.count_B), rows(carry.finished_B)
+            self._shard_state(carry.state), logits_BxV, seen_BxV, rows(carry.count_B), rows(carry.finished_B)
         )
 
-    def _spread_state(self, state: DecodeState) -> DecodeState:
-        """As `_spread`; rows are axis 0, or axis 1 in states stacked over layers."""
-        rows, is_unstacked = self._over(*BATCH), isinstance(state.layers, list)
-        layers = jax.tree.map(rows if is_unstacked else self._over(None, *BATCH), state.layers)
+    def _shard_state(self, state: DecodeState) -> DecodeState:
+        """Shards a state like `_shard`; the batch is axis 0, or axis 1 in states stacked over layers."""
+        rows, is_unstacked = self._constrain(*BATCH), isinstance(state.layers, list)
+        layers = jax.tree.map(rows if is_unstacked else self._constrain(None, *BATCH), state.layers)
         return dataclasses.replace(state, positions_B=rows(state.positions_B), layers=layers)
 
-    def _over(self, *spec) -> Callable[[jax.Array], jax.Array]:
-        def spread(x: jax.Array) -> jax.Array:
-            # The compiler decides on the axes after the rows, so that heads may stay sharded over tensor.
+    def _constrain(self, *spec) -> Callable[[jax.Array], jax.Array]:
+        def constrain(x: jax.Array) -> jax.Array:
+            # The compiler decides on the axes after the batch, so that heads may stay sharded over tensor.
             free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - len(spec))
             return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec(*spec, *free)))
 
-        return spread
+        return constrain
 
 
 def _row_keys(key: jax.Array, rows: int) -> jax.Array:
+    """The key of each sequence, fold_in(key, number)."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
 
 
 def _log_prob(logits_xV: jax.Array, ids_x: jax.Array) -> jax.Array:
+    """The log-probabilities of tokens."""
     chosen_x = jnp.take_along_axis(logits_xV, ids_x[..., None], axis=-1)[..., 0]
     return chosen_x - jax.nn.logsumexp(logits_xV, axis=-1)

@@ -1,4 +1,4 @@
-"""A model's parameters while it decodes: kept in memory once, stacked over the layers or unstacked."""
+"""A model's parameters for decoding: one copy in memory, stacked over the layers or unstacked."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from flash_lm.training.train_state import ModelFunction, Params
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Unstacked:
-    """Parameters for a loop over tokens: each block's in separate arrays, and those around the layers."""
+    """Parameters for a loop over tokens: a module per block, and the parameters outside the layers."""
 
     around: Params
     blocks: list[Block]
@@ -22,11 +22,11 @@ class Unstacked:
 class DecodeParams:
     """Parameters that are stacked over the layers, as in training, until a decode loop needs them unstacked.
 
-    A slice of a stack would be copied for each token, and copies of the layers beside the stack would take twice the
-    memory. So the stack is dropped when the copies are made, unless the caller keeps it.
+    A loop over tokens would copy the slice of each layer for each token, and copies of the layers in addition to the
+    stack would take twice the memory. So the stack is dropped when the copies are made, unless the caller keeps it.
 
     Attributes:
-        model: the model that has these parameters.
+        model: the model of these parameters.
     """
 
     def __init__(self, model: ModelFunction, params: Params):
@@ -41,7 +41,7 @@ class DecodeParams:
 
     @property
     def unstacked(self) -> Unstacked:
-        """The unstacked parameters; kept in this form from now on."""
+        """The unstacked parameters; they are stored in this form from now on."""
         if not isinstance(self._params, Unstacked):
             blocks = jax.jit(lambda params: self.model.bind(params).unstacked_blocks())(self._params)
             self._params = Unstacked({name: x for name, x in self._params.items() if name != "layers"}, blocks)

@@ -1,4 +1,4 @@
-"""What the decode loop carries from token to token, and what it returns."""
+"""The carry of the decode loop, and its results."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from flash_lm.models.decode_state import DecodeState
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """What the loop carries from token to token; donated.
+    """The carry of the decode loop; donated.
 
     Attributes:
-        state: the model's state after all tokens so far.
-        logits_BxV: the next token's logits.
-        seen_BxV: which tokens have occurred in the row.
+        state: the decode state after all tokens so far.
+        logits_BxV: logits of the next token.
+        seen_BxV: which tokens have occurred in the sequence.
         count_B: number of tokens generated so far.
-        finished_B: which rows have ended.
+        finished_B: which sequences have ended.
     """
 
     state: DecodeState
@@ -31,13 +31,13 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """New tokens: row b has lengths_B[b] of them, end-of-text left out.
+    """New tokens: sequence b has lengths_B[b] of them, end-of-text left out.
 
     Attributes:
         tokens_BxT: token ids.
         log_probs_BxT: log-probabilities of the tokens under the model, before temperature and filters.
         lengths_B: number of tokens.
-        finished_B: which rows have reached end-of-text.
+        finished_B: which sequences have reached end-of-text.
     """
 
     tokens_BxT: np.ndarray
@@ -47,13 +47,13 @@ class Tokens:
 
 
 class Hypothesis(NamedTuple):
-    """An answer that a beam search found.
+    """An answer of a beam search.
 
     Attributes:
         tokens: token ids, end-of-text left out.
-        log_probs: their log-probabilities under the model.
-        score: what it is ranked by, see `inference.beams`.
-        finished: whether it ends; otherwise it is cut.
+        log_probs: log-probabilities of the tokens under the model.
+        score: the score by which answers are ranked, see `inference.beams`.
+        finished: whether it ends in end-of-text; otherwise it is cut off.
     """
 
     tokens: list[int]
@@ -63,13 +63,13 @@ class Hypothesis(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The tokens of a given text under the model.
+    """Scores of the T tokens of a text.
 
     Attributes:
-        log_probs: of each of the T tokens, in nats.
-        likeliest: whether each is the likeliest token at its place.
-        top_ids_TxK: the K likeliest tokens at each place, the likeliest first; K may be 0.
-        top_log_probs_TxK: theirs.
+        log_probs: log-probability of each token, in nats.
+        likeliest: whether each token is the likeliest at its position.
+        top_ids_TxK: the K likeliest tokens at each position, the likeliest first; K may be 0.
+        top_log_probs_TxK: log-probabilities of these.
     """
 
     log_probs: np.ndarray

@@ -1,7 +1,7 @@
 """Exports a trained model as a folder that `flash_lm.load` and other tools read: see `training/export_folder.py`.
 
-Can also write a folder for Hugging Face's transformers, if it has the same model: see `models/llama.py`; or compiled
-functions that need nothing of ours: see `inference/stablehlo.py`.
+Other formats: a folder for Hugging Face's transformers, if it has the same model, see `models/llama.py`; or compiled
+functions that need only jax, see `inference/stablehlo.py`.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.model_card import FLASH_LM, JAX, TRANSFORMERS, Library, model_card
-from flash_lm.inference.stablehlo import Sizes, about_programs, check_programs, write_programs
+from flash_lm.inference.stablehlo import Sizes, check_programs, describe_programs, write_programs
 from flash_lm.models import llama
 from flash_lm.runs.hosts import fetched, is_first, of_all_hosts
 from flash_lm.runs.labels import write_labels
@@ -30,12 +30,11 @@ class Format(NamedTuple):
 
     Attributes:
         check: raises InputError if a model cannot be written in this format.
-        arrays: makes the arrays by name, from parameters on the host.
-        settings: makes config.json, without its provenance.
+        arrays: function (parameters, constants), on the host -> arrays by name.
+        settings: function (model) -> config.json, without its provenance.
         library: the library that loads the model.
-        write: writes what else there is: of the model, its tokenizer for `tokenizers` (or why there is none), and the
-            folder.
-        ours: whether `flash_lm.load` reads the folder.
+        write: function (model, its tokenizer for `tokenizers` or why it has none, folder) that writes all other files.
+        native: whether `flash_lm.load` reads the folder.
     """
 
     check: Callable[[TrainedModel], None]
@@ -43,16 +42,17 @@ class Format(NamedTuple):
     settings: Callable[[TrainedModel], dict[str, Any]]
     library: Library
     write: Callable[[TrainedModel, Any, pathlib.Path], None]
-    ours: bool = False
+    native: bool = False
 
 
 def check_export(
     trained: TrainedModel, out: pathlib.Path, license_: str, form: str = "flash_lm", sizes: Sizes | None = None
 ) -> None:
-    """Raises as `export` does; its arguments are those of `export`."""
+    """Raises InputError if `export` would, for the same arguments, before anything is written."""
+    # An export of an export in the same dtype would be only a copy.
     kind = FORMATS[form](sizes or Sizes())
     saved_dtype = trained.folder.config.model.param_dtype
-    if kind.ours and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
+    if kind.native and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
         raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
     if not license_.strip():
         raise InputError("--license is empty: give the model's licence, such as apache-2.0 or other")
@@ -76,35 +76,38 @@ def export(
         out: the folder; must not exist yet.
         license_: the licence for the card, as the Hugging Face hub names it.
         form: a key of `FORMATS`.
-        sizes: of the programs of form="stablehlo"; None: the usual ones.
-        on_hub: OWNER/NAME, from where the card loads it; None: from a folder.
+        sizes: shapes of the programs of form="stablehlo"; None: the default ones.
+        on_hub: OWNER/NAME for the card's example; None: it loads a folder.
 
     Returns:
-        Sentences on what could not be written.
+        Sentences on files that could not be written.
 
     Raises:
-        InputError: the folder exists, the model is already such an export, there is no licence, or the format cannot
+        InputError: the folder exists, the model is already such an export, the licence is empty, or the format cannot
             express the model.
     """
+    # All hosts fetch the parameters together; only the first one writes.
     check_export(trained, out, license_, form, sizes)
     kind = FORMATS[form](sizes or Sizes())
     params = jax.tree.map(fetched, trained.params)
     if not is_first():
         return []
-    theirs, messages = to_hugging_face(trained.tokenizer), []
+
+    # A temporary folder gets its name only when all files are complete.
+    hf_tokenizer, messages = to_hugging_face(trained.tokenizer), []
     with new_folder(out) as partial:
         write_weights(partial, kind.arrays(params, trained.model.constants))
-        write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _made(trained)})
-        kind.write(trained, theirs, partial)
-        if isinstance(theirs, str):
-            messages.append(f"there is no tokenizer.json: {theirs}")
+        write_json(partial / "config.json", kind.settings(trained) | {"flash_lm": _export_origin(trained)})
+        kind.write(trained, hf_tokenizer, partial)
+        if isinstance(hf_tokenizer, str):
+            messages.append(f"there is no tokenizer.json: {hf_tokenizer}")
         else:
-            theirs.save(str(partial / "tokenizer.json"))
+            hf_tokenizer.save(str(partial / "tokenizer.json"))
         model_card(trained, out.name, license_, kind.library, on_hub).save(partial / "README.md")
     return messages
 
 
-def _made(trained: TrainedModel) -> dict[str, Any]:
+def _export_origin(trained: TrainedModel) -> dict[str, Any]:
     return {
         "run": str(trained.run),
         "step": trained.step,
@@ -114,12 +117,13 @@ def _made(trained: TrainedModel) -> dict[str, Any]:
     }
 
 
-def _special(trained: TrainedModel) -> dict[str, int]:
+def _special_token_ids(trained: TrainedModel) -> dict[str, int]:
     return {"bos_token_id": trained.tokenizer.begin, "eos_token_id": trained.tokenizer.end}
 
 
 def _our_settings(trained: TrainedModel) -> dict[str, Any]:
-    """The keys that other tools look for, and the run's config."""
+    """config.json: the keys that other tools look for, and the run's config."""
+    # The config as it was trained, with the dtype of this export and the vocabulary filled in.
     raw, model = trained.folder.config.copy_and_resolve_references(), trained.config.model
     raw.model.update(dtype=model.dtype, param_dtype=model.param_dtype, vocab_size=model.vocab_size)
     return {
@@ -128,13 +132,13 @@ def _our_settings(trained: TrainedModel) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "hidden_size": model.model_dim,
         "num_hidden_layers": model.num_layers,
-        **_special(trained),
+        **_special_token_ids(trained),
         "config": raw.to_dict(),
     }
 
 
-def _write_ours(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:
-    del theirs
+def _write_ours(trained: TrainedModel, hf_tokenizer: Any, folder: pathlib.Path) -> None:
+    del hf_tokenizer
     save_tokenizer(trained.tokenizer, folder / "tokenizer")
     write_labels(folder, trained.labels)
 
@@ -148,36 +152,37 @@ def _check_llama(trained: TrainedModel) -> None:
         raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")
 
 
-def _write_for_transformers(trained: TrainedModel, theirs: Any, folder: pathlib.Path) -> None:
+def _write_for_transformers(trained: TrainedModel, hf_tokenizer: Any, folder: pathlib.Path) -> None:
     """Writes the files that transformers' generation and tokenizer read."""
-    write_json(folder / "generation_config.json", _special(trained))
-    if isinstance(theirs, str):
+    # Generation needs the ids of begin-of-text and end-of-text, the tokenizer their texts.
+    write_json(folder / "generation_config.json", _special_token_ids(trained))
+    if isinstance(hf_tokenizer, str):
         return
     words = {
-        f"{name}_token": theirs.id_to_token(i)
+        f"{name}_token": hf_tokenizer.id_to_token(i)
         for name, i in (("bos", trained.tokenizer.begin), ("eos", trained.tokenizer.end))
     }
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **words}
     write_json(folder / "tokenizer_config.json", about | {"model_max_length": trained.config.model.max_length})
 
 
-# Given the sizes of programs, which only one format has.
+# Format by name, as a function of the sizes of programs, which only one format has.
 FORMATS: dict[str, Callable[[Sizes], Format]] = {
     "flash_lm": lambda sizes: Format(
-        lambda trained: None, flatten_arrays, _our_settings, FLASH_LM, _write_ours, ours=True
+        lambda trained: None, flatten_arrays, _our_settings, FLASH_LM, _write_ours, native=True
     ),
     "llama": lambda sizes: Format(
         _check_llama,
         lambda params, constants: llama.to_llama(params),
-        lambda trained: llama.llama_settings(trained.config.model) | _special(trained),
+        lambda trained: llama.llama_settings(trained.config.model) | _special_token_ids(trained),
         TRANSFORMERS,
         _write_for_transformers,
     ),
     "stablehlo": lambda sizes: Format(
         check_programs,
         lambda params, constants: flatten_arrays(params, {}),  # constants are in the programs
-        lambda trained: about_programs(trained, sizes) | _special(trained),
+        lambda trained: describe_programs(trained, sizes) | _special_token_ids(trained),
         JAX,
-        lambda trained, theirs, folder: write_programs(trained, sizes, folder),
+        lambda trained, hf_tokenizer, folder: write_programs(trained, sizes, folder),
     ),
 }

@@ -1,4 +1,4 @@
-"""Text generation, streaming and scoring."""
+"""Generates, streams and scores text with a causal model."""
 
 import codecs
 import dataclasses
@@ -10,7 +10,7 @@ from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError, TooLongError
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.model import TrainedModel
-from flash_lm.inference.sampling import Sampling, SamplingArrays, chosen_seed
+from flash_lm.inference.sampling import Sampling, SamplingArrays, resolve_seed
 from flash_lm.inference.settings import BeamSearch
 
 _STREAM_EVERY = 8  # tokens between two pieces of streamed text
@@ -22,7 +22,7 @@ class Generation:
     """The continuation of a prompt.
 
     Attributes:
-        prompt: the prompt as given.
+        prompt: the prompt.
         text: the generated text.
         tokens: token ids of the text.
         log_probs: log-probability of each token under the model, before temperature and filters.
@@ -38,14 +38,14 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Answer(Generation):
-    """A continuation that a beam search found; `score` is what it was ranked by, see `inference.beams`."""
+    """A continuation from a beam search, with the score by which it is ranked, see `inference.beams`."""
 
     score: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The log-probability of each token of a given text after a prompt."""
+    """The log-probability of each token of a text after a prompt."""
 
     prompt: str
     text: str
@@ -57,8 +57,8 @@ class Generator:
     """Generates with a run's causal model.
 
     Attributes:
-        engine: the decode loop; rows end at end-of-text.
-        of_pairs: whether prompts are first texts, and each answer is a second one.
+        engine: the decode loop; sequences end at end-of-text.
+        of_pairs: whether prompts are first texts of pairs, and answers second ones.
     """
 
     def __init__(self, trained: TrainedModel):
@@ -67,6 +67,7 @@ class Generator:
         Raises:
             InputError: the model is bidirectional.
         """
+        # Masked models and classifiers do not continue text; image models do, but of pixels.
         if not trained.task.answers.continues:
             instead = trained.task.answers.instead
             raise InputError(
@@ -76,52 +77,63 @@ class Generator:
         if trained.writes in (None, "images"):
             corpus, advice = trained.config.data.corpus, ": use scripts/generate_images.py" if trained.writes else ""
             raise InputError(f"{trained.name} was trained on {corpus} and cannot continue text{advice}")
+
+        # Text may be generated, and end-of-text, which ends it.
         self._trained, self.of_pairs = trained, trained.config.data.pairs
         allowed_V, end = trained.text_ids(), trained.tokenizer.end
         allowed_V[end] = True
-        self.engine = Engine(trained.decode_params, trained.mesh, end=end, allowed_V=allowed_V, **trained.asking)
+        self.engine = Engine(
+            trained.decode_params, trained.mesh, end=end, allowed_V=allowed_V, **trained.engine_options
+        )
 
     def generate(
         self, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None = None, seed: int = 0
     ) -> list[Generation]:
-        """Continues prompts in one batch; at temperature 0 none depends on the others.
+        """Continues prompts in one batch; at temperature 0 they do not depend on each other.
 
         Args:
             prompts: texts of any lengths, none empty.
-            max_tokens: most new tokens per prompt.
-            sampling: None: temperature 1, no filter.
-            seed: random seed, of 64 bits; the same seed and row number always give the same draws. -1: drawn.
+            max_tokens: largest number of new tokens per prompt.
+            sampling: sampling settings; None: temperature 1, no filter.
+            seed: random seed, of 64 bits; the same seed and number of the prompt always give the same random numbers.
+                -1: another seed each time.
 
         Raises:
             InputError: a prompt is empty, unknown to the tokenizer or too long for the positions, or a number is out
                 of range.
         """
-        rows, seed = self.check(prompts, max_tokens), chosen_seed(seed)
+        # All prompts in one batch, and all new tokens in one call.
+        rows, seed = self.check(prompts, max_tokens), resolve_seed(seed)
         carry = self.engine.prefill(rows, max_tokens)
-        _, new = self.engine.advance(carry, SamplingArrays.of(sampling or Sampling()), seed, max_tokens)
-        found = []
+        _, new = self.engine.advance(carry, SamplingArrays.from_sampling(sampling or Sampling()), seed, max_tokens)
+        generations = []
         for b, prompt in enumerate(prompts):
             tokens = new.tokens_BxT[b, : new.lengths_B[b]].tolist()
             log_probs = new.log_probs_BxT[b, : new.lengths_B[b]].tolist()
             reason = "end" if new.finished_B[b] else "length"
-            found.append(Generation(prompt, self._trained.text_of(tokens), tokens, log_probs, reason))
-        return found
+            generations.append(Generation(prompt, self._trained.decode_text(tokens), tokens, log_probs, reason))
+        return generations
 
     def search(self, prompts: Sequence[str], max_tokens: int, settings: BeamSearch) -> list[list[Answer]]:
-        """The best continuations of each prompt, the best first, found by beam search; raises as `generate` does."""
+        """The best continuations of each prompt by beam search, the best first; raises as `generate` does."""
         rows = self.check(prompts, max_tokens)
-        text, reason = self._trained.text_of, {True: "end", False: "length"}
+        text, reason = self._trained.decode_text, {True: "end", False: "length"}
         return [
-            [Answer(prompt, text(ids), ids, each, reason[finished], score) for ids, each, score, finished in found]
-            for prompt, found in zip(prompts, self.engine.search(rows, settings, max_tokens), strict=True)
+            [
+                Answer(prompt, text(ids), ids, log_probs, reason[finished], score)
+                for ids, log_probs, score, finished in hypotheses
+            ]
+            for prompt, hypotheses in zip(prompts, self.engine.search(rows, settings, max_tokens), strict=True)
         ]
 
     def stream(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, seed: int = 0) -> Iterator[str]:
-        """Streams the text of `generate` in whole characters; raises at once, before the first piece."""
-        rows, seed = self.check([prompt], max_tokens), chosen_seed(seed)
-        settings = SamplingArrays.of(sampling or Sampling())
+        """Streams the text of `generate` in complete characters; raises at once, before the first piece."""
+        # Checked here and not in the generator below, which would raise only when it is read.
+        rows, seed = self.check([prompt], max_tokens), resolve_seed(seed)
+        settings = SamplingArrays.from_sampling(sampling or Sampling())
 
         def pieces() -> Iterator[str]:
+            # A few tokens at a time; the bytes of a character may come in two pieces.
             decoder, left, finished = TextDecoder(self._trained.tokenizer), max_tokens, False
             carry = self.engine.prefill(rows, max_tokens)
             while left > 0 and not finished:
@@ -133,19 +145,20 @@ class Generator:
         return filter(None, pieces())
 
     def score(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[Score]:
-        """The log-probabilities of given continuations; each is tokenised separately from its prompt.
+        """Scores continuations of prompts; each is tokenised separately from its prompt.
 
         Raises:
             InputError: a text is empty or unknown to the tokenizer, or both together are too long for the positions.
         """
+        # The tokens of prompt and continuation together must not exceed the positions.
         rows = self._encode(prompts)
-        after = [self._trained.encode(text, "continuation")[1:] for text in continuations]
-        for row, ids in zip(rows, after, strict=True):
+        encoded = [self._trained.encode(text, "continuation")[1:] for text in continuations]
+        for row, ids in zip(rows, encoded, strict=True):
             self.check_length(len(row), len(ids), "shorten one of them")
-        scored = self.engine.score(rows, after)
+        scored = self.engine.score(rows, encoded)
         return [
-            Score(prompt, text, ids.tolist(), one.log_probs.tolist())
-            for prompt, text, ids, one in zip(prompts, continuations, after, scored, strict=True)
+            Score(prompt, text, ids.tolist(), scores.log_probs.tolist())
+            for prompt, text, ids, scores in zip(prompts, continuations, encoded, scored, strict=True)
         ]
 
     def check(self, prompts: Sequence[str], max_tokens: int) -> list[np.ndarray]:
@@ -159,7 +172,7 @@ class Generator:
     def _encode(self, prompts: Sequence[str]) -> list[np.ndarray]:
         if not prompts:
             raise InputError("there is no prompt: give one or more")
-        return [self._trained.encode_given(prompt) for prompt in prompts]
+        return [self._trained.encode_prompt(prompt) for prompt in prompts]
 
     def _check_source(self, tokens: int) -> None:
         most = self._trained.conditioning.max_prompt_length(None, self._trained.config.model.max_length)
@@ -170,10 +183,10 @@ class Generator:
             )
 
     def check_length(self, prompt: int, after: int, advice: str = "shorten the prompt or lower max_tokens") -> None:
-        """Raises TooLongError if a prompt of so many tokens and those after it have no room."""
+        """Raises TooLongError if a prompt of so many tokens and the tokens after it exceed the positions."""
         limit = self.engine.limit
         self._check_source(prompt)
-        if limit is not None and self.engine.places(prompt) + after > limit:
+        if limit is not None and self.engine.prompt_positions(prompt) + after > limit:
             raise TooLongError(
                 f"a prompt of {prompt} tokens and {after} after it are over the limit of {limit} positions of "
                 f"{self._trained.name}: {advice}"

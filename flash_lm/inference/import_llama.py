@@ -1,4 +1,4 @@
-"""Converts Llamas in Hugging Face's format to a folder that every command and `flash_lm.load` read."""
+"""Converts Llamas in Hugging Face's format to an exported model, for every command and `flash_lm.load`."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from flash_lm.training.train_state import ModelFunction
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"F32", "F16", "BF16"}  # as safetensors calls them
-_LONGEST_ROW = 2048  # default length for evaluation: the whole context of a large model takes long
+_MAX_EVAL_LENGTH = 2048  # default length for evaluation: the full context of a large model takes long
 
 
 def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pathlib.Path:
@@ -38,6 +38,7 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     Raises:
         InputError: it is not a Llama that flash_lm supports (no biases), or a file is missing or damaged.
     """
+    # The config: that of the Llama, and data keys that fit its tokenizer and length.
     folder, out = pathlib.Path(model), pathlib.Path(out)
     if out.exists() or out.is_symlink():
         raise InputError(f"{out} already exists: give a new folder")
@@ -45,56 +46,62 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     raw: Any = default_config()
     raw.model.update_from_flattened_dict(llama.model_keys(settings))
     tokenizer = _tokenizer(folder, raw.model.vocab_size)
-    length = min(raw.model.max_length, _LONGEST_ROW)
+    length = min(raw.model.max_length, _MAX_EVAL_LENGTH)
     raw.data.update(tokenizer=tokenizer.kind, length=length, tokens_per_batch=length)
+
+    # The parameters, converted array by array, and checked against the shapes of our model.
     try:
-        with open_weights(folder) as place:
-            dtype = _dtype(place)
+        with open_weights(folder) as files:
+            dtype = _dtype(files)
             raw.model.update(dtype=dtype, param_dtype=dtype)
             config = complete(parse(raw).model)
-            params = llama.from_llama(place, lambda name: place[name].get_tensor(name).astype(dtype), config)
+            params = llama.from_llama(files, lambda name: files[name].get_tensor(name).astype(dtype), config)
     except InputError:
         raise
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder} cannot be read ({error}): download the model again") from None
     _check_shapes(params, ModelFunction(config, seed=0))
-    # The corpus and the time of its training are unknown.
+
+    # The export. The corpus and the time of its training are unknown.
     facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}
-    made: dict[str, Any] = {"run": str(folder), "step": 0, "config_hash": config_hash(raw.to_dict()), "facts": facts}
+    origin: dict[str, Any] = {"run": str(folder), "step": 0, "config_hash": config_hash(raw.to_dict()), "facts": facts}
     about = {"architectures": ["FlashLM"], "model_type": "flash_lm", "config": raw.to_dict()}
-    made["exported_by"] = provenance(jax.devices()[0].device_kind)
+    origin["exported_by"] = provenance(jax.devices()[0].device_kind)
     with new_folder(out) as partial:
         write_weights(partial, flatten_arrays(params, {}))
-        write_json(partial / "config.json", about | {"flash_lm": made})
+        write_json(partial / "config.json", about | {"flash_lm": origin})
         save_tokenizer(tokenizer, partial / "tokenizer")
     return out
 
 
-def _tokenizer(folder: pathlib.Path, rows: int) -> Tokenizer:
+def _tokenizer(folder: pathlib.Path, num_embeddings: int) -> Tokenizer:
     """Reads tokenizer.json, or else tokenizer.model, a SentencePiece model; without tokens that have no embedding."""
+    # A SentencePiece model cannot be cut.
     model = folder / "tokenizer.model"
     if model.is_file() and not (folder / "tokenizer.json").exists():
-        found = SentencePieceTokenizer(model.read_bytes())
-        if found.vocab_size > rows:
+        tokenizer = SentencePieceTokenizer(model.read_bytes())
+        if tokenizer.vocab_size > num_embeddings:
             raise InputError(
-                f"{model} has {found.vocab_size} pieces for {rows} rows of embeddings: give config.json the vocab_size "
-                f"of the weights, or a tokenizer.json with tokens 0 to {rows - 1} alone"
+                f"{model} has {tokenizer.vocab_size} pieces for {num_embeddings} rows of embeddings: give config.json "
+                f"the vocab_size of the weights, or a tokenizer.json with tokens 0 to {num_embeddings - 1} alone"
             )
-        return found
-    found = read_tokenizer(folder)
-    if found.vocab_size <= rows:
-        return found
+        return tokenizer
+
+    # In tokenizer.json, special tokens beyond the embeddings can be left out.
+    tokenizer = read_tokenizer(folder)
+    if tokenizer.vocab_size <= num_embeddings:
+        return tokenizer
     try:
-        found, left_out = found.within(rows)
+        tokenizer, left_out = tokenizer.within(num_embeddings)
     except InputError as error:
         raise InputError(f"{folder} has {error}") from None
     _log.info("left out special tokens without a row of embeddings: %s", ", ".join(left_out))
-    return found
+    return tokenizer
 
 
-def _dtype(place: dict[str, Any]) -> str:
+def _dtype(files: dict[str, Any]) -> str:
     """The dtype for our parameters: bfloat16 if all are bfloat16, else float32, which can hold the others."""
-    dtypes = {file.get_slice(name).get_dtype() for name, file in place.items()}
+    dtypes = {file.get_slice(name).get_dtype() for name, file in files.items()}
     if not dtypes or dtypes - _DTYPES:
         listed = ", ".join(sorted(dtypes)) or "nothing"
         raise InputError(f"the weights are {listed}: only {', '.join(sorted(_DTYPES))} can be read")
@@ -103,6 +110,6 @@ def _dtype(place: dict[str, Any]) -> str:
 
 def _check_shapes(params: Any, model: ModelFunction) -> None:
     trees = (jax.tree_util.tree_leaves_with_path(tree) for tree in (jax.eval_shape(model.init), params))
-    expected, found = ({name_of(path): x.shape for path, x in leaves} for leaves in trees)
-    if wrong := [f"{key} {found[key]}, not {shape}" for key, shape in expected.items() if found[key] != shape]:
+    expected, shapes = ({name_of(path): x.shape for path, x in leaves} for leaves in trees)
+    if wrong := [f"{key} {shapes[key]}, not {shape}" for key, shape in expected.items() if shapes[key] != shape]:
         raise InputError(f"the weights do not fit config.json: {', '.join(wrong[:5])}")

@@ -1,6 +1,6 @@
-"""A run's model: the parameters of a checkpoint, without optimizer and corpus.
+"""`TrainedModel`: the parameters, config and tokenizer of a checkpoint, without optimizer and corpus.
 
-`flash_lm.load` gives the same with the methods of a notebook, see `api.LoadedModel`.
+`flash_lm.load` returns its subclass for interactive use, see `api.LoadedModel`.
 """
 
 import dataclasses
@@ -32,22 +32,22 @@ from flash_lm.training.load_weights import read_weights
 from flash_lm.training.train_state import ModelFunction, Params
 
 # Keys of `config.data` that select the text.
-OF_A_TEXT = ("corpus", "path", "name", "config", "split", "text_column", "label_column", "pair_column")
-OF_A_TEXT += ("streaming", "bigrams.length", "needle.length")
-# Keys that change how it is read and computed, but no score beyond rounding.
-_HARMLESS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
-_HARMLESS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.loss_chunk")
+TEXT_KEYS = ("corpus", "path", "name", "config", "split", "text_column", "label_column", "pair_column")
+TEXT_KEYS += ("streaming", "bigrams.length", "needle.length")
+# Keys that change reading and computation, but scores only by rounding.
+_PERFORMANCE_KEYS = ("data.cache_dir", "data.tokens_per_batch", "model.kernels", "model.quadratic.implementation")
+_PERFORMANCE_KEYS += ("model.state_dtype", "model.remat", "model.scan_layers", "train.loss_chunk")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A trained model: what decoding, scoring, export and the service need of a run.
+    """A trained model, for decoding, scoring, export and the service.
 
     Attributes:
         step: the checkpoint's step.
         config: the complete config.
         tokenizer: the run's tokenizer.
-        decode_params: the parameters, and the model with its random, untrained arrays.
+        decode_params: the parameters, and the model with its constants (random and not trained).
         mesh: the mesh that holds the parameters.
         facts: facts saved with the checkpoint.
         run: the checkpoint's name.
@@ -95,22 +95,22 @@ class TrainedModel:
 
     @property
     def conditioning(self) -> Conditioning:
-        """How the model reads what is given."""
+        """How the model reads its prompt."""
         return self.task.conditioning
 
     @property
     def writes(self) -> str | None:
-        """What it writes: text, second lines, masks that are filled in and so on, see `Answers.written`."""
+        """The kind of its output: text, couplets, images, fill_in, label, …, see `Answers.written`."""
         return self.task.answers.written(CORPORA[self.config.data.corpus].answers)
 
     @property
     def longest_prompt(self) -> int | None:
-        """Most tokens of a prompt, by the positions of the model or of its encoder; None: any number."""
+        """Largest prompt in tokens, from the positions of the model or of its encoder; None: any."""
         return self.conditioning.max_prompt_length(self.model.abstract.longest, self.config.model.max_length)
 
     @property
-    def asking(self) -> dict[str, Any]:
-        """What an `Engine` must know of how prompts are read."""
+    def engine_options(self) -> dict[str, Any]:
+        """The arguments of an `Engine` that say how prompts are read."""
         return {"conditioning": self.conditioning, "begin": self.tokenizer.begin}
 
     @functools.cached_property
@@ -120,7 +120,7 @@ class TrainedModel:
 
     @property
     def imported_from(self) -> str | None:
-        """The folder of another library's model that it was imported from, untrained since; None: it was trained."""
+        """The folder of an imported model of another library; None: it was trained by flash_lm."""
         return read_origin(self.run.workdir)["run"] if self.facts["corpus"] is None else None
 
     @functools.cached_property
@@ -129,7 +129,7 @@ class TrainedModel:
         return self.tokenizer.bytes_per_token() > 0
 
     @functools.cached_property
-    def characters_a_token(self) -> int:
+    def max_token_characters(self) -> int:
         """The length of the longest token: n tokens are a text of at most n times this many characters."""
         texts = (self.tokenizer.token_bytes(i).decode(errors="replace") for i in range(self.tokenizer.vocab_size))
         return max(map(len, texts))
@@ -138,8 +138,8 @@ class TrainedModel:
         """(V,) bool: ids that stand for text."""
         return np.pad(self.known_ids, (0, self.config.model.vocab_size - len(self.known_ids)))
 
-    def text_of(self, ids: Iterable[int]) -> str:
-        """The text of tokens; special tokens have none, broken characters are replaced."""
+    def decode_text(self, ids: Iterable[int]) -> str:
+        """Decodes tokens; special tokens have no text, broken characters are replaced."""
         return b"".join(self.tokenizer.token_bytes(int(i)) for i in ids).decode(errors="replace")
 
     def encode(self, text: str, what: str = "prompt") -> np.ndarray:
@@ -152,22 +152,24 @@ class TrainedModel:
         Raises:
             InputError: the text is empty, or the tokenizer does not know a part of it.
         """
+        # The tokenizer would fail later, or silently lose a part of the text.
         if not text:
             raise InputError(f"the {what} is empty: give at least a word")
         try:
             text.encode()
         except UnicodeEncodeError as error:  # a byte of the command line that is not UTF-8
             raise InputError(f"the {what} is not UTF-8 text at character {error.start + 1}") from None
+        # Report where the text leaves the tokenizer's alphabet.
         (ids,) = self.tokenizer.encode([text])
         known = self.known_ids[ids]
         if not known.all():
-            place = len(self.tokenizer.decode(ids[: int(known.argmin())]))
-            rest = text[place : place + 20]
+            offset = len(self.tokenizer.decode(ids[: int(known.argmin())]))
+            rest = text[offset : offset + 20]
             raise InputError(f"the tokenizer of {self.name} does not know what begins with {rest!r} in the {what}")
         return np.concatenate([[self.tokenizer.begin], ids]).astype(np.int32)
 
-    def encode_given(self, text: str) -> np.ndarray:
-        """As `encode`, for a prompt: of a model of pairs, it is the first text, at whose end the second begins."""
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Tokenises a prompt; for a model of pairs it is the first text, and the second one begins after it."""
         ids, tokenizer = self.encode(text), self.tokenizer
         if not self.config.data.pairs:
             return ids
@@ -181,7 +183,7 @@ def load_model(
     mesh_shape: tuple[int, ...] = (-1, 1, 1),
     overrides: Sequence[str] = (),
 ) -> TrainedModel:
-    """Loads a checkpoint's parameters and its random, untrained arrays, without optimizer and corpus.
+    """Loads the parameters and constants of a checkpoint, without optimizer and corpus.
 
     Args:
         run: the checkpoint's name, such as runs/x or runs/x@best.
@@ -190,30 +192,36 @@ def load_model(
         overrides: words such as --config.data.path=… that do not change the model.
 
     Raises:
-        InputError: there is no such run or checkpoint, an override changes the model, or the mesh does not fit.
+        InputError: no such run or checkpoint, an override changes the model, or the mesh does not fit.
     """
+    # The run's config, with the overrides, the mesh of this machine and the dtype.
     name = run_name(run)
     folder = RunFolder(name.workdir)
     raw: Any = folder.config.copy_and_resolve_references()
     _override(raw, overrides)
     raw.update_from_flattened_dict({"mesh.shape": mesh_shape})
     saved_dtype = raw.model.param_dtype
-    if dtype and saved_dtype in DTYPES:  # else `parse` says what is wrong with the run's own
+    if dtype and saved_dtype in DTYPES:  # otherwise `parse` reports the run's dtype
         raw.update_from_flattened_dict({"model.dtype": dtype, "model.param_dtype": dtype})
-    read = read_weights(name, folder, parse(raw), saved_dtype)
-    params = jax.tree.map(lambda x: x.astype(read.config.model.param_dtype), read.params)
-    decode_params = DecodeParams(read.model, params)
-    return TrainedModel(read.step, read.config, read.tokenizer, decode_params, read.mesh, read.facts, name, folder)
+
+    # The weights are read in the dtype of the checkpoint, and cast on the devices.
+    weights = read_weights(name, folder, parse(raw), saved_dtype)
+    params = jax.tree.map(lambda x: x.astype(weights.config.model.param_dtype), weights.params)
+    decode_params = DecodeParams(weights.model, params)
+    return TrainedModel(
+        weights.step, weights.config, weights.tokenizer, decode_params, weights.mesh, weights.facts, name, folder
+    )
 
 
 def _override(raw: Any, overrides: Sequence[str]) -> None:
-    """Applies overrides of the text to score, and of how it is read and computed."""
-    of_a_text = [f"data.{key}" for key in (*OF_A_TEXT, "pack")]
-    allowed = tuple(f"--config.{key}=" for key in (*of_a_text, *_HARMLESS))
+    """Applies overrides of the text to score and of its computation; refuses those that change the model."""
+    text_keys = [f"data.{key}" for key in (*TEXT_KEYS, "pack")]
+    allowed = tuple(f"--config.{key}=" for key in (*text_keys, *_PERFORMANCE_KEYS))
     if trained := [word for word in overrides if word.startswith("--config.") and not word.startswith(allowed)]:
+        # Every wrong override is reported at once.
         raise InputError.of(
             f"{word} cannot be changed after training, or has a flag of its own: keys to change here are "
-            f"{', '.join(of_a_text)} and {', '.join(_HARMLESS)}"
+            f"{', '.join(text_keys)} and {', '.join(_PERFORMANCE_KEYS)}"
             for word in trained
         )
     apply_overrides(raw, list(overrides))

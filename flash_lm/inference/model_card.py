@@ -1,4 +1,4 @@
-"""The card of an exported model: what it is, what it was trained on, how it was scored, and how to load it."""
+"""The model card of an export: size, training data, scores, and an example that loads it."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from flash_lm.inference.model import TrainedModel
 from flash_lm.runs.jsonl import Line, read_lines
 
 # Key of a result line -> its name in the card.
-_OF_TOKENS = {"perplexity": "perplexity a token", "bits_per_byte": "bits a byte", "accuracy": "accuracy"}
-_OF_LABELS = {
+_TOKEN_METRICS = {"perplexity": "perplexity per token", "bits_per_byte": "bits per byte", "accuracy": "accuracy"}
+_LABEL_METRICS = {
     "accuracy": "accuracy",
     "macro_f1": "macro F1",
     "matthews": "Matthews' correlation",
@@ -18,7 +18,7 @@ _OF_LABELS = {
 }
 
 
-# What a model writes -> the hub's name for that, and an example call.
+# Kind of output -> the hub's name of the task, and an example call.
 _EXAMPLES: dict[str | None, tuple[str, str]] = {
     "fill_in": ("fill-mask", 'fill_in("one [MASK]")'),
     "label": ("text-classification", 'classify(["Once upon"])'),
@@ -30,10 +30,10 @@ class Library(NamedTuple):
     """A library that loads a model.
 
     Attributes:
-        name: of the library.
-        on_hub: what it calls the model {name} of the hub; None: it needs a folder.
-        load: code, with the {place} of the model.
-        call: code, with an example {call}.
+        name: name of the library.
+        on_hub: how it names the model {name} on the hub; None: it needs a folder.
+        load: code that loads the model from its {location}.
+        call: code of an example {call}.
     """
 
     name: str
@@ -43,15 +43,15 @@ class Library(NamedTuple):
 
 
 FLASH_LM = Library(
-    "flash_lm", "hub:{name}", 'import flash_lm\n\nmodel = flash_lm.load("{place}")', "print(model.{call})"
+    "flash_lm", "hub:{name}", 'import flash_lm\n\nmodel = flash_lm.load("{location}")', "print(model.{call})"
 )
 TRANSFORMERS = Library(
     "transformers",
     "{name}",
     """from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{place}")
-tokenizer = AutoTokenizer.from_pretrained("{place}")""",
+model = AutoModelForCausalLM.from_pretrained("{location}")
+tokenizer = AutoTokenizer.from_pretrained("{location}")""",
     """ids = tokenizer("Once upon", return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))""",
 )
@@ -64,7 +64,7 @@ import numpy as np
 from jax import export
 from safetensors.numpy import load_file
 
-folder = pathlib.Path("{place}")
+folder = pathlib.Path("{location}")
 params = load_file(folder / "model.safetensors")
 start, prefill, step = (
     export.deserialize((folder / f"{{each}}.stablehlo").read_bytes()).call for each in ("start", "prefill", "step")
@@ -83,13 +83,14 @@ def model_card(
     """Makes a model's card.
 
     Args:
-        trained: the model, in the dtype in which it is written.
-        name: its folder's name.
+        trained: the model, in the dtype of the export.
+        name: name of its folder.
         license_: the licence, as the Hugging Face hub names it.
         library: the library that loads the model.
-        on_hub: its OWNER/NAME there; None: it is a folder.
+        on_hub: its OWNER/NAME on the hub; None: it is a folder.
     """
-    place = library.on_hub.format(name=on_hub) if on_hub and library.on_hub else f"path/to/{name}"
+    # The metadata that the hub reads, with the scores of this checkpoint.
+    location = library.on_hub.format(name=on_hub) if on_hub and library.on_hub else f"path/to/{name}"
     config, lines = trained.config, _results(trained)
     example = _example(trained)
     measured = [
@@ -98,7 +99,7 @@ def model_card(
             dataset_type=line["corpus"],
             dataset_name=f"{line['corpus']}, {line['split']}",
             metric_type=key,
-            metric_name=f"{what}, rows of {line['length']}",
+            metric_name=f"{what}, sequence length {line['length']}",
             metric_value=line[key],
         )
         for line in lines
@@ -112,7 +113,9 @@ def model_card(
         model_name=name,
         eval_results=measured or None,
     )
-    rows = [f"| {line['split']} | {line['length']} | {_figures(line)} |" for line in lines]
+
+    # The page: scores as a table, and the code that loads the model.
+    rows = [f"| {line['split']} | {line['length']} | {_format_scores(line)} |" for line in lines]
     table = ["| split | length | scores |", "| :-- | --: | :-- |", *rows] if rows else ["It has not been scored."]
     saved_dtype = trained.folder.config.model.param_dtype
     if rows and saved_dtype != config.model.param_dtype:
@@ -125,14 +128,14 @@ def model_card(
 
 # {name}
 
-A {_kind(trained)} of family `{config.model.label}` with {trained.model.parameter_count():,} parameters in
+A {_describe_kind(trained)} of family `{config.model.label}` with {trained.model.parameter_count():,} parameters in
 {config.model.param_dtype}{"" if trained.imported_from else f", trained with `task={config.task}` by flash_lm"}.
 
 ```python
-{chr(10).join(use).format(place=place, call=call)}
+{chr(10).join(use).format(location=location, call=call)}
 ```
 
-{_origin(trained)}
+{_describe_origin(trained)}
 
 ## Scores
 
@@ -141,52 +144,56 @@ A {_kind(trained)} of family `{config.model.label}` with {trained.model.paramete
     return ModelCard(text)
 
 
-def _kind(trained: TrainedModel) -> str:
+def _describe_kind(trained: TrainedModel) -> str:
     return f"classifier into {len(trained.labels)} labels," if trained.labels else "language model"
 
 
-def _origin(trained: TrainedModel) -> str:
-    """Where the model comes from, as a Markdown list."""
+def _describe_origin(trained: TrainedModel) -> str:
+    """Corpus, training and parent of the model, as a Markdown list."""
+    # A model of another library has no history of training.
     config, facts = trained.config, trained.facts
     kind, words = trained.tokenizer.kind, trained.tokenizer.vocab_size
     if trained.imported_from:
         return f"- **Read** by flash_lm from `{trained.imported_from}`; tokenizer `{kind}` of {words:,} tokens."
     code, parent = facts.get("code", {}), facts.get("parent")
     source = ", ".join(str(x) for x in (config.data.corpus, config.data.name, config.data.config) if x)
-    begun = f"\n- **Begun with** the parameters of `{parent['run']}`, step {parent['step']}." if parent else ""
+    parent_line = f"\n- **Begun with** the parameters of `{parent['run']}`, step {parent['step']}." if parent else ""
     return f"""- **Data**: corpus `{source}`, fingerprint `{facts.get("corpus", "unknown")[:12]}`; tokenizer
   `{kind}` of {words:,} tokens.
-- **Training**: {trained.step:,} steps of {config.data.tokens_per_batch:,} tokens in rows of {config.data.length},
-  seed {config.seed}; {code.get("versions", "versions unknown")}; commit {code.get("git", "unknown")}.{begun}"""
+- **Training**: {trained.step:,} steps of {config.data.tokens_per_batch:,} tokens in sequences of {config.data.length},
+  seed {config.seed}; {code.get("versions", "versions unknown")}; commit {code.get("git", "unknown")}.{parent_line}"""
 
 
 def _results(trained: TrainedModel) -> list[Line]:
-    """This checkpoint's newest result for each split and length, on the run's own corpus and packing."""
+    """The newest result of this checkpoint per split and length, on the training corpus with the same packing."""
     path, pack = trained.run.workdir / "results.jsonl", trained.config.data.pack
+    # A later result of the same split and length replaces an earlier one.
     lines = read_lines(path)
-    mine = [x for x in lines if x["step"] == trained.step and x.get("own_corpus", True) and x.get("pack", pack) == pack]
-    return list({(x["split"], x["length"]): x for x in mine}.values())
+    results = [
+        x for x in lines if x["step"] == trained.step and x.get("own_corpus", True) and x.get("pack", pack) == pack
+    ]
+    return list({(x["split"], x["length"]): x for x in results}.values())
 
 
-def _figures(line: Line) -> str:
+def _format_scores(line: Line) -> str:
     return ", ".join(f"{what} {line[key]:.4g}" for key, what in _metrics(line).items())
 
 
 def _metrics(line: Line) -> dict[str, str]:
-    """The names of what a line has, by key."""
-    names = _OF_LABELS if "macro_f1" in line else _OF_TOKENS
+    """Names of the metrics in a line, by key."""
+    names = _LABEL_METRICS if "macro_f1" in line else _TOKEN_METRICS
     return {key: what for key, what in names.items() if key in line}
 
 
 def _example(trained: TrainedModel) -> tuple[str, str] | None:
-    """The hub's name for the model's task, and an example call; None: the model does not generate text."""
+    """The hub's name of the model's task, and an example call; None: it has no input or output of text."""
     if trained.labels and CORPORA[trained.config.data.corpus].answers != "text":
         return None
     return _EXAMPLES.get(trained.writes)
 
 
 def _task_type(trained: TrainedModel) -> str:
-    """The hub's name for what was scored."""
+    """The hub's name of the task that was scored."""
     if trained.labels:
         return "text-classification"
     return "text-generation" if trained.task.causal else "fill-mask"

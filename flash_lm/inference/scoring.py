@@ -1,4 +1,4 @@
-"""Scores a run's checkpoint on a split of its own corpus, or of another text."""
+"""Scores a run's checkpoint on a split of its training corpus, or of another text."""
 
 import logging
 import math
@@ -13,12 +13,12 @@ from flax.traverse_util import flatten_dict
 
 from flash_lm.config.registry import CORPORA
 from flash_lm.data.corpus import SPLITS, WHOLE
-from flash_lm.data.slices import ALL, SLICES, SlicedRows, together
+from flash_lm.data.slices import ALL, SLICES, SlicedRows, merge_slices
 from flash_lm.data.splits import Splits, load_splits
-from flash_lm.data.token_cache import OwnCorpus, TokenizedCorpus
+from flash_lm.data.token_cache import KnownCorpus, TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
-from flash_lm.inference.model import OF_A_TEXT, TrainedModel, load_model
+from flash_lm.inference.model import TEXT_KEYS, TrainedModel, load_model
 from flash_lm.runs.jsonl import read_lines
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_name import RunName, run_name
@@ -26,7 +26,7 @@ from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.setup import evaluation_rows
 
-Score = Callable[[int, int], list[dict[str, Any]]]  # of a row's length, and the rows of a batch
+Score = Callable[[int, int], list[dict[str, Any]]]  # (sequence length, batch size) -> results
 _log = logging.getLogger(__name__)
 
 
@@ -43,34 +43,36 @@ def evaluate(
     mesh_shape: tuple[int, ...] = (-1, 1, 1),
     overrides: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Scores a checkpoint on a whole split.
+    """Scores a checkpoint on all of a split.
 
     Args:
         run: the checkpoint's name, such as runs/x or runs/x@best.
         split: train, validation or test; or whole: all of a text, or all of a data set's data.split.
-        lengths: row lengths; empty: the length of training.
-        carry: whole documents, whose rows have the state of the rows before; the result also has scores by position.
-        first: with `carry`, tokens at the beginning of each document that are scored, in whole rows; None: all.
-        slices: keys of `SLICES`, which are scored in one pass and get a result each, all targets and each slice of
-            them, with the key in `slices` and the name in `slice`.
-        rare: with the slices recall, see `recall_slices`.
-        blocks: without `carry`: number of blocks of consecutive batches whose nll and tokens are returned, too; fewer
-            if there are fewer batches.
+        lengths: sequence lengths; empty: the training length.
+        carry: score complete documents, with the state carried from one segment to the next; the result also has
+            scores by position.
+        first: with `carry`, the number of tokens of each document to score, in complete segments; None: all.
+        slices: keys of `SLICES`, which are scored in one pass; each has a result for all targets and one for each of
+            its slices, with the key in `slices` and the name in `slice`.
+        rare: threshold of the slices recall, see `recall_slices`.
+        blocks: without `carry`: number of blocks of consecutive batches whose nll and tokens are returned, too; at most
+            one per batch.
         mesh_shape: devices along (data, fsdp, tensor); it may differ from that of training.
-        overrides: words such as --config.data.path=…, which select a text other than the run's own.
+        overrides: words such as --config.data.path=…, which select another text.
 
     Returns:
-        One flat result per length (and slice): what was evaluated, how it was trained, its scores, and their
-        provenance (seed, hash of the config; device, versions and commit of the scoring, and of the training as
-        trained_…). The value of `checkpoint` is newest, best or step; `ema` is true if it is the average of the
-        parameters; `own_corpus` says whether the text is the run's own corpus. Scores of a masked model cover only the
-        masked tokens; only a causal model of text has a perplexity per word; a model of labels has an interval of its
-        accuracy, `majority`, and `cut`: the share of texts that do not fit into a row.
+        One flat result per length (and slice): the text, the training, the scores, and their provenance (seed, hash of
+        the config; device, versions and commit of the scoring, and those of the training as trained_…). The value of
+        `checkpoint` is newest, best or step; `ema` is true if it is the average of the parameters; `own_corpus` says
+        whether the text is the training corpus. Scores of a masked model cover only the masked tokens; only a causal
+        model of text has a perplexity per word; a model of labels has an interval of its accuracy, `majority`, and
+        `cut`: the share of texts that are longer than a sequence.
 
     Raises:
-        InputError: there is no such run, checkpoint or split, or a length exceeds the model's positions.
+        InputError: no such run, checkpoint or split, or a length exceeds the model's positions.
     """
-    _check_asked(split, carry, first, slices, rare, blocks)
+    # The model and the text, and checks of what is asked for.
+    _check_arguments(split, carry, first, slices, rare, blocks)
     name = run_name(run)
     trained = load_model(name, mesh_shape=mesh_shape, overrides=overrides)
     corpus, task = load_text(trained, split), trained.task
@@ -81,16 +83,18 @@ def evaluate(
         raise InputError("--slices=recall is of models that predict the next token")
     if "recall" in slices and corpus.fingerprint != trained.facts["corpus"]:
         raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's own corpus")
+
+    # Score each length; only full splits of text have scores per byte and per word.
     if carry:
-        score = _in_whole_documents(trained, corpus, split, first)
+        score = _make_document_scorer(trained, corpus, split, first)
     else:
-        score = _in_rows(trained, corpus, split, slices, rare, blocks)
+        score = _make_row_scorer(trained, corpus, split, slices, rare, blocks)
     results = []
-    in_part = first or not task.of_each_token
-    text = None if in_part or not isinstance(corpus, TokenizedCorpus) else corpus.splits[split]
-    for length, scores in _at_lengths(trained, lengths, score):
+    is_partial = first or not task.of_each_token
+    text = None if is_partial or not isinstance(corpus, TokenizedCorpus) else corpus.splits[split]
+    for length, scores in _score_lengths(trained, lengths, score):
         if text is not None and text.bytes and "slice" not in scores:
-            scores |= _of_text(scores["nll"], text)
+            scores |= _text_scores(scores["nll"], text)
         results.append(_result(trained, name, corpus, split, length, scores))
     return results
 
@@ -98,7 +102,8 @@ def evaluate(
 def _result(
     trained: TrainedModel, name: RunName, corpus: Splits, split: str, length: int, scores: dict[str, Any]
 ) -> dict[str, Any]:
-    """The scores, between what was scored and where it comes from."""
+    """A result line: text and training, scores, provenance."""
+    # Flat and in a fixed order: lines are read by people, too.
     config, facts = trained.config, trained.facts
     return {
         "run": trained.name,
@@ -127,25 +132,26 @@ def _result(
     }
 
 
-def _at_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each length, with each of its scores."""
+def _score_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields each length with each of its results; the number of tokens per batch is that of training."""
     batch_tokens = trained.config.data.tokens_per_batch // trained.config.train.accumulate
     for length in lengths:
         with jax.set_mesh(trained.mesh):
-            found = score(length, max(1, batch_tokens // length))
-        yield from ((length, scores) for scores in found)
+            results = score(length, max(1, batch_tokens // length))
+        yield from ((length, scores) for scores in results)
 
 
-def _check_asked(
+def _check_arguments(
     split: str, carry: bool, first: int | None, slices: Sequence[str], rare: int | None, blocks: int
 ) -> None:
-    """Checks that the arguments of `evaluate` go together, before a model is loaded."""
+    """Checks the arguments of `evaluate` before a model is loaded."""
+    # Options of packed sequences and those of documents exclude each other.
     if blocks and carry:
         raise InputError("blocks are of rows, and carry scores documents: leave one of them out")
     if first is not None and not carry:
         raise InputError("--first counts tokens of whole documents: add --carry")
-    known, in_parts = slices and {*slices} <= {*SLICES}, [*slices] != [ALL]
-    if not known or (in_parts and carry) or (rare is not None and "recall" not in slices):
+    known, is_sliced = slices and {*slices} <= {*SLICES}, [*slices] != [ALL]
+    if not known or (is_sliced and carry) or (rare is not None and "recall" not in slices):
         raise InputError(
             f"--slices is some of {', '.join(SLICES)}, without --carry, and --rare belongs to --slices=recall"
         )
@@ -158,41 +164,47 @@ def _evaluator(trained: TrainedModel, corpus: Splits) -> Evaluator:
     return Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, trained.task)
 
 
-def _in_rows(
+def _make_row_scorer(
     trained: TrainedModel, corpus: Splits, split: str, kinds: Sequence[str], rare: int | None, blocks: int
 ) -> Score:
+    """Makes the function that scores packed sequences of a length, with all slices in one pass."""
     evaluator, text = _evaluator(trained, corpus), corpus.splits[split]
     makers = {kind: SLICES[kind](corpus, split, rare) for kind in kinds}
 
     def score(length: int, batch_size: int) -> list[dict[str, Any]]:
+        # Slices are masks over the targets of these sequences.
         rows = evaluation_rows(trained.config, corpus, split, length)
-        slices = {kind: of(rows) for kind, of in makers.items()}
-        marks = [{"slices": kind, "slice": name} for kind, of in slices.items() for name in of.names]
-        found = evaluator.evaluate_slices(
-            trained.params, SlicedRows(rows, together(slices.values())), batch_size, blocks
+        slices = {kind: make_slices(rows) for kind, make_slices in makers.items()}
+        marks = [{"slices": kind, "slice": name} for kind, make_slices in slices.items() for name in make_slices.names]
+        results = evaluator.evaluate_slices(
+            trained.params, SlicedRows(rows, merge_slices(slices.values())), batch_size, blocks
         )
-        for mark, scores in zip(marks, found, strict=True):
+        # Name each result by its slice; an empty one would have a perplexity of NaN.
+        for mark, scores in zip(marks, results, strict=True):
             if mark["slices"] == ALL:
-                scores |= more_of_all(length, len(rows), scores["tokens"])
+                scores |= extra_scores(length, len(rows), scores["tokens"])
             elif scores["tokens"]:
                 scores |= mark
             else:
                 raise InputError(
                     f"the slice {mark['slice']} of the {split} split has no target: change --rare or --split"
                 )
-        return found
+        return results
 
-    def more_of_all(length: int, count: int, tokens: float) -> dict[str, float]:
-        more: dict[str, float] = {}
+    # The best possible loss of a synthetic corpus, and what the output type adds.
+    def extra_scores(length: int, count: int, tokens: float) -> dict[str, float]:
+        extra: dict[str, float] = {}
         if hasattr(text, "best_nll"):
-            made: Any = text
-            more["best_loss"] = sum(made.best_nll(i, length) for i in range(count)) / tokens
-        return more | trained.task.answers.about_rows(text, length)
+            corpus_text: Any = text
+            extra["best_loss"] = sum(corpus_text.best_nll(i, length) for i in range(count)) / tokens
+        return extra | trained.task.answers.about_rows(text, length)
 
     return score
 
 
-def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first: int | None) -> Score:
+def _make_document_scorer(trained: TrainedModel, corpus: Splits, split: str, first: int | None) -> Score:
+    """Makes the function that scores documents from their beginning to their end, with a carried state."""
+    # Documents of text may have any length; examples need one known length.
     config = trained.config
     task = trained.task
     if not task.of_each_token:
@@ -205,27 +217,34 @@ def _in_whole_documents(trained: TrainedModel, corpus: Splits, split: str, first
                 f"--carry scores documents, and the examples of {corpus.name} have no length of their own: set "
                 f"--config.data.needle.length or data.bigrams.length, or leave --carry out"
             )
+
+    # All scores are also returned by position.
     settings = config.train.loss_chunk, task
     evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
     text, marks = corpus.splits[split], {"carried": True} | ({"first": first} if first else {})
-    of = lambda length, rows: evaluator(trained.params, text, length, rows, first=first, by_position=True)
-    return lambda length, rows: [of(length, rows) | marks]
+    score_documents = lambda length, batch_size: evaluator(
+        trained.params, text, length, batch_size, first=first, by_position=True
+    )
+    return lambda length, batch_size: [score_documents(length, batch_size) | marks]
 
 
 def load_text(trained: TrainedModel, split: str) -> Splits:
-    """Loads a run's corpus, or the other text that its config now selects, tokenised with the run's tokenizer.
+    """Loads a run's corpus, or the text that the overrides select, tokenised with the run's tokenizer.
 
     Raises:
-        InputError: it cannot be loaded, has no such split, or has a tokenizer of its own.
+        InputError: it cannot be loaded, has no such split, or has another tokenizer.
     """
+    # The fingerprint of the training corpus is expected only if all keys that select a text are unchanged.
     data = trained.config.data
     raw = flatten_dict(trained.folder.config.data.to_dict(), sep=".")
     known = trained.facts["corpus"]  # None for an imported model
-    own_text = known is not None and all(data.get(key) == raw[key] for key in OF_A_TEXT)
+    is_own_text = known is not None and all(data.get(key) == raw[key] for key in TEXT_KEYS)
     examples = CORPORA[data.corpus].examples
-    whole = split == WHOLE and not examples
-    own = OwnCorpus(trained.tokenizer, known if own_text else None)
-    corpus = load_splits(data, own, unsplit=whole)
+    unsplit = split == WHOLE and not examples
+    known_corpus = KnownCorpus(trained.tokenizer, known if is_own_text else None)
+    corpus = load_splits(data, known_corpus, unsplit=unsplit)
+
+    # Labels, split and tokenizer must be those of the model.
     if trained.task.labels and corpus.labels != trained.labels:
         raise InputError(
             f"corpus {corpus.name} has the labels {', '.join(corpus.labels) or '(none)'}, and {trained.name} was "
@@ -236,7 +255,7 @@ def load_text(trained: TrainedModel, split: str) -> Splits:
         raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
     if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
         raise InputError(f"corpus {corpus.name} has its own tokens, and {trained.name} was trained on others")
-    if own_text and corpus.fingerprint != known:
+    if is_own_text and corpus.fingerprint != known:
         _log.warning(
             "corpus %s has changed since training, and its old tokens are gone: the scored text may contain training "
             "text, so the results are marked own_corpus=false",
@@ -245,7 +264,7 @@ def load_text(trained: TrainedModel, split: str) -> Splits:
     return corpus
 
 
-def _of_text(nll: float, store: TokenizedText) -> dict[str, float]:
+def _text_scores(nll: float, store: TokenizedText) -> dict[str, float]:
     """Scores of a split of text per byte and per word."""
     return {
         # A user's tokenizer may change the text, so the bytes are counted in the split itself.
@@ -258,12 +277,12 @@ def _of_text(nll: float, store: TokenizedText) -> dict[str, float]:
 
 
 def _origin(trained: TrainedModel) -> dict[str, Any]:
-    """The provenance of the training, and the run from which it began, if there is one: its name, not its place."""
-    found = {f"trained_{key}": value for key, value in trained.facts.get("code", {}).items()}
+    """The provenance of the training, and the name of the parent run, if it has one."""
+    code = {f"trained_{key}": value for key, value in trained.facts.get("code", {}).items()}
     if not (parent := trained.facts.get("parent")):
-        return found
+        return code
     name = pathlib.Path(parent["run"]).name  # a line is read on other machines
-    return found | {"parent_run": name, "parent_step": parent["step"], "parent_params": parent["params"]}
+    return code | {"parent_run": name, "parent_step": parent["step"], "parent_params": parent["params"]}
 
 
 def _speed(metrics: pathlib.Path) -> dict[str, float]:

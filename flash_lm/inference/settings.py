@@ -6,7 +6,7 @@ from typing import Any
 
 from flash_lm.errors import InputError
 
-COLDEST = 1e-4  # also the divisor at temperature 0, whose result is not used
+MIN_TEMPERATURE = 1e-4  # above 0; also the divisor at temperature 0, whose result is not used
 _TOP_K = 2**31 - 1
 _MOST_BEAMS = 256
 _SEEDS = range(-(2**63), 2**63)
@@ -56,9 +56,10 @@ class Sampling:
         Raises:
             InputError: settings are out of range, one per line.
         """
-        good = {
+        # A temperature between 0 and the smallest one would overflow the logits.
+        ranges = {
             "temperature": (
-                self.temperature == 0 or COLDEST <= self.temperature <= 1e4,
+                self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= 1e4,
                 "0 (always the most likely token), or from 0.0001 to 10000",
             ),
             "top_k": (0 <= self.top_k <= _TOP_K, f"from 0 (all tokens) to {_TOP_K}"),
@@ -66,7 +67,7 @@ class Sampling:
             "min_p": (0 <= self.min_p <= 1, "from 0 (all tokens) to 1"),
             "repetition_penalty": (1e-3 <= self.repetition_penalty <= 1e3, "from 0.001 to 1000; 1 is none"),
         }
-        _check(self, good)
+        _check(self, ranges)
 
     @property
     def filters(self) -> bool:
@@ -79,7 +80,7 @@ class BeamSearch:
     """Settings of `Engine.search`; the defaults are those of Vaswani et al. 2017, section 6.1.
 
     Attributes:
-        beams: how many answers are followed at a time.
+        beams: number of beams.
         length_penalty: α of the score, see `inference.beams`.
     """
 
@@ -92,15 +93,15 @@ class BeamSearch:
         Raises:
             InputError: settings are out of range, one per line.
         """
-        good = {
+        ranges = {
             "beams": (1 <= self.beams <= _MOST_BEAMS, f"from 1 to {_MOST_BEAMS}"),
             "length_penalty": (0 <= self.length_penalty <= 10, "from 0 (none) to 10"),
         }
-        _check(self, good)
+        _check(self, ranges)
 
 
-def drawn_seed(seed: int) -> int:
-    """A seed of sampling; another one each time for -1, which stands for none.
+def draw_seed(seed: int) -> int:
+    """Returns the seed, or a random one for -1.
 
     Raises:
         InputError: it does not fit into 64 bits.
@@ -110,9 +111,9 @@ def drawn_seed(seed: int) -> int:
     return secrets.randbits(32) if seed == -1 else seed
 
 
-def _check(settings: Any, good: dict[str, tuple[bool, str]]) -> None:
+def _check(settings: Any, ranges: dict[str, tuple[bool, str]]) -> None:
     problems = [
-        f"{name}={getattr(settings, name)} must be {wanted}" for name, (fine, wanted) in good.items() if not fine
+        f"{name}={getattr(settings, name)} must be {text}" for name, (is_valid, text) in ranges.items() if not is_valid
     ]
     if problems:
         raise InputError.of(problems)

@@ -1,7 +1,7 @@
 """The compiled functions of decoding as files that any program with jax can run: `--format=stablehlo`.
 
 start.stablehlo     params -> the state before the first token
-prefill.stablehlo   params, state, tokens_BxL, lengths_B -> logits_BxV after each row's last token, and the state
+prefill.stablehlo   params, state, tokens_BxL, lengths_B -> logits_BxV after each sequence's last token, and the state
 step.stablehlo      params, state, tokens_B -> logits_BxV, and the state
 
 Each is a `jax.export.Exported`, serialized: StableHLO with its calling convention. Parameters and states are dicts of
@@ -31,8 +31,8 @@ class Sizes(NamedTuple):
 
     Attributes:
         rows: B.
-        piece: L, tokens of a prompt that `prefill` takes at a time.
-        capacity: most tokens in a row, for states that grow; None: `model.max_length`.
+        piece: L, number of tokens of a prompt per call of `prefill`.
+        capacity: largest sequence length, for states that grow; None: `model.max_length`.
     """
 
     rows: int = 1
@@ -61,8 +61,9 @@ def write_programs(trained: TrainedModel, sizes: Sizes, folder: pathlib.Path) ->
         (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
 
 
-def about_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
-    """What a caller must know, for config.json."""
+def describe_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
+    """The shapes and platforms of the programs, for config.json."""
+    # The programs themselves say nothing of their meaning.
     model = trained.model.abstract
     return {
         "programs": ["start", "prefill", "step"],
@@ -75,6 +76,8 @@ def about_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
 
 
 def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Exported]:
+    """Exports the programs by name, with parameters and states as flat dicts."""
+    # The model without kernels; parameters are arguments, and constants are part of the programs.
     config = dataclasses.replace(trained.config.model, kernels="xla")
     model = ModelFunction(config, trained.config.seed).replace_constants(trained.model.constants)
     capacity = _capacity(trained, sizes)
@@ -83,28 +86,31 @@ def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Expor
     flat: Arrays = flatten_dict(trained.params, sep=".")
     shapes = lambda arrays: {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in arrays.items()}
     params = shapes(flat)
+
+    # The state as a dict: names are the paths of its leaves.
     empty = jax.eval_shape(lambda params: start(bind(params)), params)
     structure = jax.tree.structure(empty)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(empty)]
 
-    def named(state: DecodeState) -> Arrays:
+    def flatten_state(state: DecodeState) -> Arrays:
         return dict(zip(names, jax.tree.leaves(state), strict=True))
 
-    def of(state: Arrays) -> DecodeState:
+    def unflatten_state(state: Arrays) -> DecodeState:
         return jax.tree.unflatten(structure, [state[name] for name in names])
 
     def prefill(params: Arrays, state: Arrays, tokens_BxL: jax.Array, lengths_B: jax.Array) -> tuple[jax.Array, Arrays]:
-        logits_BxV, after = bind(params).prefill_last(tokens_BxL, of(state), lengths_B)
-        return logits_BxV, named(after)
+        logits_BxV, state_after = bind(params).prefill_last(tokens_BxL, unflatten_state(state), lengths_B)
+        return logits_BxV, flatten_state(state_after)
 
     def step(params: Arrays, state: Arrays, tokens_B: jax.Array) -> tuple[jax.Array, Arrays]:
-        logits_BxV, after = bind(params).step(tokens_B, of(state))
-        return logits_BxV, named(after)
+        logits_BxV, state_after = bind(params).step(tokens_B, unflatten_state(state))
+        return logits_BxV, flatten_state(state_after)
 
+    # Shapes of the arguments; each function is lowered for all platforms.
     ids = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-    states = shapes(named(empty))
+    states = shapes(flatten_state(empty))
     functions = {
-        "start": (lambda params: named(start(bind(params))), ()),
+        "start": (lambda params: flatten_state(start(bind(params))), ()),
         "prefill": (prefill, (states, ids(sizes.rows, sizes.piece), ids(sizes.rows))),
         "step": (step, (states, ids(sizes.rows))),
     }
@@ -115,6 +121,7 @@ def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Expor
 
 
 def _capacity(trained: TrainedModel, sizes: Sizes) -> int:
+    """The capacity of states that grow, within the positions of the model."""
     longest = trained.model.abstract.longest
     capacity = sizes.capacity or trained.config.model.max_length
     if longest is not None and capacity > longest:

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of whole rows, for a service: programs of two sizes, both compiled at the start."""
+"""Log-probabilities of the tokens of full texts, for the service: two batch sizes, both compiled at the start."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,15 +7,15 @@ import numpy as np
 
 from flash_lm.inference.engine import Engine
 
-_SIZE = 128  # tokens of a row that the device sees at a time
+_SIZE = 128  # tokens per piece
 
 
 class TokenScore(NamedTuple):
-    """A token of a row, after those before it.
+    """The score of a token after the tokens before it.
 
     Attributes:
-        log_prob: in nats.
-        top: ids of the likeliest tokens at its place and their log-probabilities, the likeliest first.
+        log_prob: log-probability in nats.
+        top: log-probabilities of the likeliest tokens at its position by id, the likeliest first.
     """
 
     log_prob: float
@@ -23,38 +23,42 @@ class TokenScore(NamedTuple):
 
 
 class TokenScorer:
-    """Scores a few rows at a time."""
+    """Scores a few texts at a time."""
 
     def __init__(self, engine: Engine, rows: int, capacity: int, top: int):
         """Compiles nothing.
 
         Args:
             engine: the model's engine.
-            rows: most rows at a time.
-            capacity: most tokens in a row.
-            top: how many of the likeliest tokens are found.
+            rows: largest batch size.
+            capacity: largest sequence length.
+            top: number of likeliest tokens to return.
         """
         self._engine, self._rows, self._capacity, self._top = engine, rows, capacity, top
 
     def compile(self) -> None:
-        """Compiles what calls need."""
+        """Compiles both batch sizes."""
         for count in {1, self._rows}:
             self([[0, 0]] * count)
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[TokenScore]]:
-        """The scores of the tokens of each row after its first.
+        """Scores the tokens of each sequence after its first one.
 
         Args:
-            rows: token ids, at least two each.
+            rows: token ids, at least two per sequence.
         """
+        # The batch is padded to one of the two sizes.
         count = 1 if len(rows) == 1 else self._rows
-        filled = [*rows, *[[0, 0]] * (count - len(rows))]
-        arrays = [np.array(row, np.int32) for row in filled]
-        with self._engine.turn:
+        padded = [*rows, *[[0, 0]] * (count - len(rows))]
+        arrays = [np.array(row, np.int32) for row in padded]
+        # Programs of the running batch must not start in between.
+        with self._engine.lock:
             scored = self._engine.score_rows(arrays, self._top, min(_SIZE, self._capacity), self._capacity)
-        found = []
-        for one in scored[: len(rows)]:
-            tops = zip(one.top_ids_TxK.tolist(), one.top_log_probs_TxK.tolist(), strict=True)
-            pairs = zip(one.log_probs.tolist(), tops, strict=True)
-            found.append([TokenScore(log_prob, dict(zip(*top, strict=True))) for log_prob, top in pairs])
-        return found
+
+        # Arrays of a sequence become a list of scores per token.
+        scores = []
+        for row_scores in scored[: len(rows)]:
+            tops = zip(row_scores.top_ids_TxK.tolist(), row_scores.top_log_probs_TxK.tolist(), strict=True)
+            pairs = zip(row_scores.log_probs.tolist(), tops, strict=True)
+            scores.append([TokenScore(log_prob, dict(zip(*top, strict=True))) for log_prob, top in pairs])
+        return scores

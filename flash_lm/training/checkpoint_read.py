@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import orbax.checkpoint as ocp
 from etils import epath
 
-from flash_lm.data.token_cache import OwnCorpus
+from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError, first_line
@@ -104,7 +104,7 @@ def restore_params(
     return step, tree[part], tree.get("constants", {}), facts
 
 
-def known_corpus(run: RunFolder, path: str | None) -> OwnCorpus | None:
+def known_corpus(run: RunFolder, path: str | None) -> KnownCorpus | None:
     """The tokenizer and the corpus fingerprint that a run has recorded; None: the run has not begun.
 
     The fingerprint is left out if `path` is not the run's data.path: the corpus must then be read again.
@@ -115,7 +115,7 @@ def known_corpus(run: RunFolder, path: str | None) -> OwnCorpus | None:
     for step in saved_steps if run.config.data.path == path else ():
         with contextlib.suppress(OSError, ValueError, KeyError):  # reading the checkpoint will raise the error
             fingerprint = _load_facts(run.path, step)["corpus"]
-    return OwnCorpus(load_tokenizer(folder), fingerprint)
+    return KnownCorpus(load_tokenizer(folder), fingerprint)
 
 
 def check_tokenizer(facts: Facts, tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ from flash_lm.config.addresses import check_local
 from flash_lm.config.experiment import Config
 from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits
-from flash_lm.data.token_cache import OwnCorpus
+from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
@@ -70,11 +70,11 @@ class OpenRun:
         """The config of the run, without the keys that the corpus defines."""
         return self.resolved.config
 
-    def known_corpus(self) -> OwnCorpus | None:
+    def known_corpus(self) -> KnownCorpus | None:
         """Tokenizer and corpus fingerprint of the run or its parent; None: a new run."""
         corpus = checkpoint_read.known_corpus(self.parent[1] if self.parent else self.folder, self.config.data.path)
         init_from = self.config.train.init_from
-        return corpus or (OwnCorpus(parent_tokenizer(init_from, self.config)) if init_from else None)
+        return corpus or (KnownCorpus(parent_tokenizer(init_from, self.config)) if init_from else None)
 
     def begin(self, tokenizer: Tokenizer, labels: Sequence[str] = ()) -> None:
         """Writes config.json, labels and tokenizer of a new run, and records the changes of a resume.

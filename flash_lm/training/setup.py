@@ -19,7 +19,7 @@ from flash_lm.data.packing import Rows
 from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.streaming import StreamedBatches
-from flash_lm.data.token_cache import OwnCorpus
+from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.families.family import complete
 from flash_lm.ops.logistics import VALUES
 from flash_lm.training.checkpoint_write import attach_shardings
@@ -126,7 +126,7 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
     return Setup(config, model, optimizer, mesh, attach_shardings(abstract, shardings))
 
 
-def build_experiment(config: Config, known: OwnCorpus | None = None) -> Experiment:
+def build_experiment(config: Config, known: KnownCorpus | None = None) -> Experiment:
     """Tokenises a config's corpus if necessary, and sets up model, optimizer and mesh.
 
     Args:

@@ -44,7 +44,7 @@ def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[n
     allowed_V = trained.text_ids()  # without end-of-text
     engine = Engine(trained.decode_params, trained.mesh, end=trained.tokenizer.end, allowed_V=allowed_V)
     carry = engine.prefill([np.array([trained.tokenizer.begin], np.int32)] * samples, tokens)
-    _, new = engine.advance(carry, SamplingArrays.of(Sampling()), seed, tokens)
+    _, new = engine.advance(carry, SamplingArrays.from_sampling(Sampling()), seed, tokens)
     assert (new.lengths_B[:samples] == tokens).all()
     return np.asarray(new.tokens_BxT[:samples, :tokens]), np.asarray(new.log_probs_BxT[:samples, :tokens])
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.representatives("transformer_plus_plus", "flash")
 END, VOCAB = 2, SHAPE["vocab_size"]
 _MESH = parse(get_config()).mesh
 RULES = dataclasses.replace(_MESH, rules=_MESH.rules[1:])  # 61 words cannot be cut into two
-GREEDY = SamplingArrays.of(Sampling(temperature=0))
+GREEDY = SamplingArrays.from_sampling(Sampling(temperature=0))
 PROMPTS = [np.random.default_rng(i).integers(5, VOCAB, size=n).astype(np.int32) for i, n in enumerate((3, 17, 9))]
 MAX_TOKENS = 8
 each_family = pytest.mark.parametrize("family", CAUSAL)
@@ -109,7 +109,7 @@ def test_a_row_ends_at_end_of_text_and_the_others_continue():
 
 def test_many_short_calls_are_one_long_call():
     """Samples too: a token's key depends on its row and place alone."""
-    one, settings = engine("flash"), SamplingArrays.of(Sampling(temperature=1.5, top_k=20))
+    one, settings = engine("flash"), SamplingArrays.from_sampling(Sampling(temperature=1.5, top_k=20))
     _, whole = one.advance(one.prefill(PROMPTS, MAX_TOKENS), settings, 5, MAX_TOKENS)
     carry, parts = one.prefill(PROMPTS, MAX_TOKENS), []
     for size in (1, 4, 3):
@@ -131,7 +131,7 @@ def test_other_lengths_compile_nothing(family):
 
     def work(length: int, max_tokens: int, temperature: float) -> None:
         prompts = [np.arange(5, 5 + length, dtype=np.int32)] * 3
-        settings = SamplingArrays.of(Sampling(temperature=temperature))
+        settings = SamplingArrays.from_sampling(Sampling(temperature=temperature))
         carry, _ = one.advance(one.prefill(prompts, max_tokens), settings, length, max_tokens)
         one.advance(carry, settings, length, 1)
         one.score(prompts, [np.arange(5, 9, dtype=np.int32)] * 3)
@@ -176,7 +176,10 @@ def test_the_penalty_is_for_tokens_of_prompt_and_output():
         for token in set(ids):
             logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
         ids.append(int(np.where(ALLOWED & (np.arange(VOCAB) != END), logits, -np.inf).argmax()))
-    one, settings = engine("flash", end=0), SamplingArrays.of(Sampling(temperature=0, repetition_penalty=penalty))
+    one, settings = (
+        engine("flash", end=0),
+        SamplingArrays.from_sampling(Sampling(temperature=0, repetition_penalty=penalty)),
+    )
     _, new = one.advance(one.prefill(PROMPTS[1:2], MAX_TOKENS), settings, 0, MAX_TOKENS)
     expected = ids[len(PROMPTS[1]) :]
     assert END not in new.tokens_BxT[0, : new.lengths_B[0]] and expected != recomputed("flash", 1)[0]

@@ -168,7 +168,7 @@ def test_the_card_and_the_config_say_what_made_it(exported):
     assert card.data.license == "cc-by-4.0" and card.data.pipeline_tag == "text-generation"
     (result,) = card.data.eval_results
     assert (result.metric_value, result.dataset_type) == (12.5, "text")
-    for word in ("flash_lm.load", CODE["git"], "abababababab", "| test | 32 | perplexity a token 12.5 |"):
+    for word in ("flash_lm.load", CODE["git"], "abababababab", "| test | 32 | perplexity per token 12.5 |"):
         assert word in card.text
     assert config["model_type"] == "flash_lm" and config["flash_lm"]["step"] == 7
     assert (

@@ -101,7 +101,7 @@ def test_prompts_together_are_prompts_alone(generator):
         # One row is another program than three, whose sums may be rounded another way.
         assert found.log_probs == pytest.approx(alone.log_probs, rel=1e-5)
         assert dataclasses.replace(found, log_probs=alone.log_probs) == alone
-        assert found.text == generator._trained.text_of(found.tokens)
+        assert found.text == generator._trained.decode_text(found.tokens)
         assert len(found.log_probs) == len(found.tokens) and max(found.log_probs) <= 0
 
 

@@ -23,7 +23,7 @@ REQUESTS = [  # prompt, sampling, seed, tokens
 def alone(family: str, prompt: np.ndarray, sampling: Sampling, seed: int, count: int, rows: int = 1) -> list[int]:
     """The last one of so many samples."""
     one = engine(family)
-    _, new = one.advance(one.prefill([prompt] * rows, count), SamplingArrays.of(sampling), seed, count)
+    _, new = one.advance(one.prefill([prompt] * rows, count), SamplingArrays.from_sampling(sampling), seed, count)
     return new.tokens_BxT[rows - 1, : new.lengths_B[rows - 1]].tolist()
 
 

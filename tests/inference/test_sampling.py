@@ -24,7 +24,12 @@ def draws(sampling: Sampling, seen=(), logits=LOGITS) -> np.ndarray:
     seen_V = np.isin(np.arange(V), seen)
     rows = lambda x: jnp.asarray(np.broadcast_to(x, (DRAWS, V)))
     return np.asarray(
-        run(rows(logits), rows(seen_V), jax.random.split(jax.random.key(1), DRAWS), SamplingArrays.of(sampling))
+        run(
+            rows(logits),
+            rows(seen_V),
+            jax.random.split(jax.random.key(1), DRAWS),
+            SamplingArrays.from_sampling(sampling),
+        )
     )
 
 

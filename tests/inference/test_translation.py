@@ -16,7 +16,7 @@ from flash_lm.data.synthetic.mqar import MQAROptions, mqar
 from flash_lm.errors import InputError
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.settings import BeamSearch
-from flash_lm.inference.translation import Translation, scores_of, translate
+from flash_lm.inference.translation import Translation, compute_scores, translate
 from flash_lm.training.train_loop import train
 from inference.service.serving import CHARACTERS, random_model
 
@@ -96,12 +96,12 @@ def test_a_couplets_answer_is_as_long_as_the_second_line(tmp_path):
 
 def test_a_reference_is_what_the_answer_must_be():
     """Shorter answers are punished: all n-grams of the answer are there, so BLEU is the penalty alone."""
-    found = scores_of([Translation("x", "the cat sat on the mat", "the cat sat on")], "13a")
+    found = compute_scores([Translation("x", "the cat sat on the mat", "the cat sat on")], "13a")
     assert math.isclose(found["bleu"], 100 * math.exp(1 - 6 / 4))
     assert found["exact"] == 0 and found["pairs"] == 1 and "tok:13a" in found["bleu_signature"]
     two = [Translation("x", "春山水色青", "春山水色青"), Translation("x", "a b", "b a")]
-    assert scores_of(two, "char")["exact"] == 0.5
-    assert math.isclose(scores_of(two[:1], "char")["bleu"], 100) and scores_of(two[:1], "13a")["bleu"] < 100
+    assert compute_scores(two, "char")["exact"] == 0.5
+    assert math.isclose(compute_scores(two[:1], "char")["bleu"], 100) and compute_scores(two[:1], "13a")["bleu"] < 100
 
 
 def test_what_has_no_second_text(folder):

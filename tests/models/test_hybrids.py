@@ -106,7 +106,7 @@ def test_the_decode_loop_writes_what_the_whole_row_says():
     allowed_V = np.ones(SHAPE["vocab_size"], bool)
     params = DecodeParams(ModelFunction(model.config, seed=0), model.params)
     engine = Engine(params, mesh, end=2, allowed_V=allowed_V)
-    _, new = engine.advance(engine.prefill([prompt], 6), SamplingArrays.of(Sampling(temperature=0)), 0, 6)
+    _, new = engine.advance(engine.prefill([prompt], 6), SamplingArrays.from_sampling(Sampling(temperature=0)), 0, 6)
     ids = prompt.tolist()
     for token in new.tokens_BxT[0, : new.lengths_B[0]].tolist():
         assert token == model.oracle(None, inputs=np.array([ids]))[0, -1].argmax()

@@ -12,7 +12,7 @@ from small import small_config, write_corpus
 from flash_lm.config.experiment import parse
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.share import whole_batch
-from flash_lm.data.token_cache import OwnCorpus, load_tokenized
+from flash_lm.data.token_cache import KnownCorpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 from flash_lm.evaluate import main as evaluate_command
@@ -200,7 +200,7 @@ def test_scores_are_those_of_whole_documents(finished):
     (result,) = evaluate(finished, "validation", carry=True)
     trained = load_model(finished)
     model, nll = trained.model.bind(trained.params), 0.0
-    store = load_tokenized(trained.config.data, OwnCorpus(trained.tokenizer)).splits["validation"]
+    store = load_tokenized(trained.config.data, KnownCorpus(trained.tokenizer)).splits["validation"]
     for a, b in itertools.pairwise(store.starts.tolist()):
         document = np.asarray(store.tokens[a:b], np.int32)
         logits = np.asarray(model(jnp.asarray(document[None, :-1])), np.float64)[0]

@@ -16,8 +16,8 @@ from flash_lm.inference.service.completion_routes import add_completions, add_mo
 from flash_lm.inference.service.completions import Completions
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.metrics import Metrics
-from flash_lm.inference.service.middleware import Bounded, Counting, Named, Slow
-from flash_lm.inference.service.problems import PROBLEMS, STATUS, add_errors, problem, while_connected
+from flash_lm.inference.service.middleware import AllowedHosts, BodyLimit, RefusalDelay, RequestMetrics
+from flash_lm.inference.service.problems import PROBLEMS, STATUS, add_errors, problem, run_while_connected
 from flash_lm.inference.service.requests import (
     FillInAnswer,
     FillInAsked,
@@ -30,7 +30,7 @@ from flash_lm.inference.service.requests import (
     TextAsked,
 )
 from flash_lm.inference.service.scheduler import FailedError
-from flash_lm.inference.service.security import Guarded, Keyed, page_headers
+from flash_lm.inference.service.security import ApiKeyCheck, SecurityHeaders, page_headers
 from flash_lm.inference.service.services import CoupletService, FillInService, LabelService, TextService
 
 Answer = TypeVar("Answer")
@@ -47,12 +47,12 @@ _EVENTS = {
     "properties": {"event": {"enum": ["text", "done", "error"]}, "data": {"type": "string"}},
     "required": ["event", "data"],
 }
-_LONGEST_ESCAPE, _OTHER_FIELDS = 6, 4096  # bytes: of a character escaped in JSON; of all fields but the text
+_LONGEST_ESCAPE, _OTHER_FIELDS = 6, 4096  # bytes: of a character escaped in JSON; of all fields except the text
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def follow(trained: TrainedModel, limits: Limits) -> None:
-    """Runs on the other hosts until the service ends, if its model is on several; raises as `build_app` does."""
+    """Runs the other hosts of a distributed model until the service ends; raises as `build_app` does."""
     calls = _service(trained, limits, Metrics()).calls_on_all_hosts
     assert calls
     calls.follow()
@@ -69,11 +69,12 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), 
         trained: a model trained on text or couplets, a masked model, or a model of labels.
         limits: limits of requests.
         names: host names that clients may use, besides localhost.
-        key: that clients must send; None: they need none.
+        key: API key that clients must send; None: they need none.
 
     Raises:
         InputError: the model was trained on something else.
     """
+    # The service, which compiles; with several hosts they follow its calls from now on.
     metrics, config = Metrics(), trained.config
     service = _service(trained, limits, metrics)
     if calls := service.calls_on_all_hosts:
@@ -84,16 +85,19 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), 
         yield
         await asyncio.to_thread(service.close)
 
+    # Middleware, the last one added is the outermost: headers, delays, host names, key, metrics, size of the body.
     app = FastAPI(title=f"flash_lm: {trained.name}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     add_errors(app, limits)
     texts = 2 if config.data.pair_column else 1
-    app.add_middleware(Bounded, most_bytes=texts * _LONGEST_ESCAPE * limits.characters(trained) + _OTHER_FIELDS)
-    app.add_middleware(Counting, metrics=metrics)
+    app.add_middleware(BodyLimit, most_bytes=texts * _LONGEST_ESCAPE * limits.characters(trained) + _OTHER_FIELDS)
+    app.add_middleware(RequestMetrics, metrics=metrics)
     if key is not None:
-        app.add_middleware(Keyed, key=key)
-    app.add_middleware(Named, names=LOCAL | {name.lower() for name in names})
-    app.add_middleware(Slow)
-    app.add_middleware(Guarded)
+        app.add_middleware(ApiKeyCheck, key=key)
+    app.add_middleware(AllowedHosts, names=LOCAL | {name.lower() for name in names})
+    app.add_middleware(RefusalDelay)
+    app.add_middleware(SecurityHeaders)
+
+    # The description of the model, for the page and for clients.
     longest = trained.model.abstract.longest
     about = ModelAnswer(
         name=trained.name,
@@ -102,11 +106,13 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), 
         corpus=config.data.corpus,
         step=trained.step,
         parameters=trained.model.parameter_count(),
-        most_prompt_tokens=limits.prompt_of(trained),
+        most_prompt_tokens=limits.max_prompt_tokens(trained),
         most_new_tokens=limits.new_tokens if longest is None else min(limits.new_tokens, longest - 1),
         of_pairs=config.data.pairs,
         state_bytes=service.state_bytes,
     )
+
+    # Pages, health and metrics, for every kind of model.
     page, docs = (path.read_text(encoding="utf-8") for path in (_PAGE, _DOCS))
 
     @app.get("/", include_in_schema=False)
@@ -115,7 +121,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), 
 
     @app.get("/docs", include_in_schema=False)
     async def api() -> HTMLResponse:
-        return HTMLResponse(docs, headers=page_headers(docs))  # FastAPI's own page loads files from the network
+        return HTMLResponse(docs, headers=page_headers(docs))  # FastAPI's page would load files from the network
 
     @app.get("/api/model")
     async def model() -> ModelAnswer:
@@ -134,6 +140,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), 
         """Metrics for Prometheus."""
         return PlainTextResponse(metrics.text())
 
+    # The routes of this kind of model.
     routes = {
         TextService: _add_text,
         CoupletService: _add_couplets,
@@ -151,15 +158,16 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
     @app.post("/api/generate", responses=PROBLEMS)
     async def generate(asked: TextAsked, request: Request) -> TextAnswer:
         """Continues a prompt."""
+        # The answer is the last event of the stream.
         row = await asyncio.to_thread(service.check, asked)
 
         async def last() -> TextAnswer:
-            async for found in service.stream(row):
-                if isinstance(found, TextAnswer):
-                    return found
-            raise AssertionError("a stream ends with the whole answer")
+            async for event in service.stream(row):
+                if isinstance(event, TextAnswer):
+                    return event
+            raise AssertionError("a stream ends with the complete answer")
 
-        return await while_connected(request, last(), limits)
+        return await run_while_connected(request, last(), limits)
 
     @app.post(
         "/api/generate/stream",
@@ -170,15 +178,16 @@ def _add_text(app: FastAPI, service: TextService, limits: Limits) -> None:
         """Continues a prompt; streams the answer as server-sent events.
 
         A `text` event has the next piece of text, with tokens, tokens_per_second and state_bytes; `done` has the
-        whole answer; `error` says why there is no answer.
+        complete answer; `error` says why it failed.
         """
         row = await asyncio.to_thread(service.check, asked)
 
+        # Once the stream has begun, its status is 200: errors become events.
         async def events() -> AsyncIterator[bytes]:
             try:
                 async with asyncio.timeout(limits.seconds):
-                    async for found in service.stream(row):
-                        yield _event("done" if isinstance(found, TextAnswer) else "text", found.model_dump())
+                    async for event in service.stream(row):
+                        yield _event("done" if isinstance(event, TextAnswer) else "text", event.model_dump())
             except tuple(STATUS) as error:
                 yield _event("error", {"error": problem(error, limits)[1]})
 
@@ -190,7 +199,7 @@ def _add_couplets(app: FastAPI, service: CoupletService, limits: Limits) -> None
     async def second_lines(asked: SecondLinesAsked, request: Request) -> SecondLinesAnswer:
         """Second lines for a first line, of the same length, most likely first."""
         rows = await asyncio.to_thread(service.check, asked)
-        return await while_connected(request, service.answer(asked.first, rows), limits)
+        return await run_while_connected(request, service.answer(asked.first, rows), limits)
 
 
 def _add_fill_in(app: FastAPI, service: FillInService, limits: Limits) -> None:
@@ -198,7 +207,7 @@ def _add_fill_in(app: FastAPI, service: FillInService, limits: Limits) -> None:
     async def fill_in(asked: FillInAsked, request: Request) -> FillInAnswer:
         """The most likely tokens for each [MASK]."""
         await asyncio.to_thread(service.check, asked)
-        return await while_connected(request, service.answer(asked), limits)
+        return await run_while_connected(request, service.answer(asked), limits)
 
 
 def _add_labels(app: FastAPI, service: LabelService, limits: Limits) -> None:
@@ -206,7 +215,7 @@ def _add_labels(app: FastAPI, service: LabelService, limits: Limits) -> None:
     async def classify(asked: LabelAsked, request: Request) -> LabelAnswer:
         """The likeliest label of a text, or of a pair of texts, with the probability of each label."""
         row = await asyncio.to_thread(service.check, asked)
-        return await while_connected(request, service.answer(row), limits)
+        return await run_while_connected(request, service.answer(row), limits)
 
 
 def _event(name: str, data: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 
 from flash_lm.inference.service.requests import Asked, SamplingAsked, Seed
 
-MOST_TOP = 5  # likeliest tokens at a place
+MOST_TOP = 5  # likeliest tokens per position
 _PROMPT = "must be a text, a list of texts, a list of token ids, or a list of such lists, none of them empty"
 _MOST_STOPS, _LONGEST_STOP = 16, 200
 
@@ -17,7 +17,7 @@ Zero = Annotated[float, Field(ge=0, le=0)]  # a number without effect
 
 
 class StreamOptions(Asked):
-    """What a stream has besides the text."""
+    """Options of a stream."""
 
     include_usage: bool = Field(False, description="a last event has the numbers of tokens")
     include_obfuscation: Literal[False] = Field(False, description="not supported")
@@ -52,7 +52,7 @@ class CompletionAsked(SamplingAsked):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one_kind(cls, prompt: Any) -> Any:
-        """One sentence, instead of what is wrong with each kind."""
+        """Raises one sentence, instead of one per kind of prompt."""
         if not any(fits(prompt) for fits in (_is_text, _are(_is_text), _are_ids, _are(_are_ids))):
             raise ValueError(_PROMPT)
         return prompt
@@ -60,6 +60,7 @@ class CompletionAsked(SamplingAsked):
     @field_validator("stop", mode="before")
     @classmethod
     def _few_short(cls, stop: Any) -> Any:
+        # Each new piece of text is searched for each stop text.
         texts = [stop] if isinstance(stop, str) else [] if stop is None else stop
         fine = isinstance(texts, list) and len(texts) <= _MOST_STOPS and all(map(_is_text, texts))
         if not fine or any(len(text) > _LONGEST_STOP for text in texts):
@@ -74,7 +75,7 @@ class CompletionAsked(SamplingAsked):
 
     @property
     def stops(self) -> list[str]:
-        """What ends a text."""
+        """The stop texts."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
@@ -94,7 +95,7 @@ _are_ids = _are(_is_id)
 
 
 class Logprobs(BaseModel):
-    """Of each token of a text; without begin-of-text that was put in front, with end-of-text that the model chose."""
+    """Scores of the tokens of a text, without begin-of-text put in front, with end-of-text if the model ended it."""
 
     tokens: list[str] = Field(description="texts; bytes:\\xe4 is a part of a character")
     token_logprobs: list[float | None] = Field(description="nats; null for a token with nothing before it")
@@ -114,7 +115,7 @@ class Choice(BaseModel):
 
 
 class Usage(BaseModel):
-    """Numbers of tokens, of all prompts as they were given and of all texts."""
+    """Numbers of tokens of all prompts, as they were sent, and of all texts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -178,14 +179,14 @@ class Detokenized(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """The texts that /tokenize turns into special tokens, if they are all of its text."""
+    """The texts that /tokenize turns into special tokens, if a text consists of one of them."""
 
     bos_token: str
     eos_token: str
 
 
 class ProblemDetail(BaseModel):
-    """What was wrong, and what to change."""
+    """The problem of a request, and what to change."""
 
     message: str
     type: Literal["invalid_request_error", "server_error"]
@@ -200,17 +201,17 @@ class CompletionProblem(BaseModel):
 
     @classmethod
     def of(cls, status: int, message: str, **more: Any) -> "CompletionProblem":
-        """With the kind that belongs to a status; `more`: further fields."""
+        """The problem with the type for a status; `more` are further fields."""
         kind = "invalid_request_error" if status < 500 else "server_error"
         return cls(error=ProblemDetail(message=message, type=kind, **more))
 
 
-def of_openai(path: str) -> bool:
+def is_openai_path(path: str) -> bool:
     """Whether the answers of a path have the format of OpenAI's API."""
     return path.startswith("/v1/")
 
 
 def too_long(message: str) -> JSONResponse:
-    """The answer to a prompt that is too long: clients know it by its status and its code."""
+    """The response to a prompt that is too long, with the status and the code that clients look for."""
     problem = CompletionProblem.of(400, message, code="context_length_exceeded")
     return JSONResponse(problem.model_dump(), 400)

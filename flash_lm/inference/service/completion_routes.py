@@ -24,7 +24,7 @@ from flash_lm.inference.service.completion_format import (
 )
 from flash_lm.inference.service.completions import Completions
 from flash_lm.inference.service.limits import Limits
-from flash_lm.inference.service.problems import PROBLEMS, STATUS, problem, while_connected
+from flash_lm.inference.service.problems import PROBLEMS, STATUS, problem, run_while_connected
 
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": CompletionProblem, "description": "Another model"}}
 _TOO_LONG = {400: {"model": CompletionProblem, "description": "Prompt too long, not UTF-8, or unknown host name"}}
@@ -34,18 +34,19 @@ _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 def add_models(app: FastAPI, trained: TrainedModel) -> None:
     """Adds /v1/models to the service of any model."""
-    served = ServedModel(id=trained.name, created=int(time.time()))
+    # Clients of OpenAI's API look up the name of the model.
+    model = ServedModel(id=trained.name, created=int(time.time()))
 
     @app.get("/v1/models")
     async def models() -> ServedModels:
         """The models that are served: one."""
-        return ServedModels(data=[served])
+        return ServedModels(data=[model])
 
     @app.get("/v1/models/{name:path}", responses=_NO_MODEL)
     async def one_model(name: str) -> ServedModel:
         """The model of this name."""
         _check_name(name, trained)
-        return served
+        return model
 
 
 def add_completions(app: FastAPI, completions: Completions, trained: TrainedModel, limits: Limits) -> None:
@@ -54,17 +55,19 @@ def add_completions(app: FastAPI, completions: Completions, trained: TrainedMode
     @app.post("/v1/completions", response_model=Completion, responses=_PROBLEMS | {200: _EVENTS})
     async def complete(asked: CompletionAsked, request: Request) -> Any:
         """Continues texts, or scores them (echo, logprobs); as server-sent events with stream, up to [DONE]."""
+        # Checks raise before anything is generated; they tokenise, so they run in a thread.
         _check_name(asked.model, trained)
-        going = await asyncio.to_thread(completions.check, asked)
+        choices = await asyncio.to_thread(completions.check, asked)
         if not asked.stream:
-            answer = await while_connected(request, completions.answer(asked, going), limits)
+            answer = await run_while_connected(request, completions.answer(asked, choices), limits)
             return Response(answer, media_type="application/json")
 
+        # Once the stream has begun, its status is 200: errors become events.
         async def events() -> AsyncIterator[str]:
             try:
                 async with asyncio.timeout(limits.seconds):
-                    async for found in completions.stream(asked, going):
-                        yield f"data: {found.model_dump_json()}\n\n"
+                    async for event in completions.stream(asked, choices):
+                        yield f"data: {event.model_dump_json()}\n\n"
                 yield "data: [DONE]\n\n"
             except tuple(STATUS) as error:
                 yield f"data: {CompletionProblem.of(*problem(error, limits)).model_dump_json()}\n\n"

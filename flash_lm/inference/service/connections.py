@@ -1,4 +1,4 @@
-"""Closes connections that keep the service waiting: each uses a socket, and their number is limited."""
+"""Time limits of connections: each uses a socket, and their number is limited."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from flash_lm.inference.service.security import HEADERS
 
 HEAD_SECONDS = 10  # time limit for the head of the next request to arrive
-READ_SECONDS = 10  # time limit for a client to read some of what was sent
+READ_SECONDS = 10  # time limit for a client to read some of the data that was sent
 _LONGEST_HEAD = 1 << 14  # bytes
 _HELD_SECONDS = 1.0
 _CHUNKS = "chunked requests are not supported: send the whole body with a Content-Length"
@@ -23,19 +23,21 @@ CONNECTIONS = min(1024, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _
 
 
 def server(app: Any, seconds: float, port: int = 0) -> uvicorn.Server:
-    """A server of an app; at shutdown, requests that take longer than `seconds` are cut off."""
+    """Makes the server of an app; at shutdown, requests that take longer than `seconds` are cut off."""
     # A little more than the time limit of a request, so that a client whose request times out gets the error.
-    config = uvicorn.Config(app, port=port, log_level="error", http=Patient, timeout_graceful_shutdown=int(seconds) + 1)
+    config = uvicorn.Config(
+        app, port=port, log_level="error", http=TimeoutProtocol, timeout_graceful_shutdown=int(seconds) + 1
+    )
     return uvicorn.Server(config)
 
 
-class _Whole(h11.Connection):
-    """Refuses chunked requests: a million chunks of one byte would keep the event loop busy."""
+class _NoChunks(h11.Connection):
+    """An HTTP connection without chunked requests: a million chunks of one byte would keep the event loop busy."""
 
     in_chunks = False
 
     def next_event(self) -> Any:
-        """Raises RemoteProtocolError for a chunked request, before anything else of it is read."""
+        """Raises RemoteProtocolError for a chunked request, before its body is read."""
         event = super().next_event()
         if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
             self.in_chunks = True
@@ -43,26 +45,26 @@ class _Whole(h11.Connection):
         return event
 
 
-class Patient(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """uvicorn's HTTP protocol, with time limits for slow clients."""
 
     def __init__(self, *words: Any, **more: Any):
         """Takes uvicorn's arguments."""
         super().__init__(*words, **more)
-        self.conn = _Whole(h11.SERVER, _LONGEST_HEAD)
+        self.conn = _NoChunks(h11.SERVER, _LONGEST_HEAD)
         self._silence: asyncio.TimerHandle | None = None  # timers that close the connection
         self._stuck: asyncio.TimerHandle | None = None
         self._answer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for a request; if there are too many connections, closes the one that has been silent longest."""
+        # A new connection must not be refused because of idle ones.
         super().connection_made(transport)
         self._await_request()
         if len(self.connections) > CONNECTIONS:
-            silent = [other for other in self.connections if isinstance(other, Patient) and other.is_silent]
-            min(
-                silent, key=lambda other: other.silent_since
-            ).transport.abort()  # never empty: this connection is silent
+            silent = [other for other in self.connections if isinstance(other, TimeoutProtocol) and other.is_silent]
+            oldest = min(silent, key=lambda other: other.silent_since)  # never empty: this connection is silent
+            oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the timers."""
@@ -84,6 +86,7 @@ class Patient(H11Protocol):
         self._answer = self.loop.call_later(_HELD_SECONDS, self._refuse)
 
     def _refuse(self) -> None:
+        """Writes the response to an invalid request, which the app never sees, and closes the connection."""
         status, error = (411, _CHUNKS) if self.conn.in_chunks else (400, "this is not HTTP: send an HTTP request")
         body = json.dumps({"error": error}).encode()
         fields = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
@@ -93,7 +96,7 @@ class Patient(H11Protocol):
         self.transport.close()
 
     def shutdown(self) -> None:
-        """Closes the connection after the current answer, or at once if there is none."""
+        """Closes the connection after the current answer, or at once if it is idle."""
         if self.is_silent:
             self.transport.abort()
         else:
@@ -116,6 +119,7 @@ class Patient(H11Protocol):
         return self.cycle is self._before
 
     def _await_request(self) -> None:
+        """Starts the timer for the next request; until it arrives, the connection is silent."""
         self._before, self.silent_since = self.cycle, next(_turns)
         if self._silence:
             self._silence.cancel()

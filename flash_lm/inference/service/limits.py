@@ -15,12 +15,12 @@ class Limits:
     """The limits of a service.
 
     Attributes:
-        rows: rows on the device at the same time.
-        waiting: rows that may wait in the queue.
+        rows: sequences on the device at the same time.
+        waiting: sequences that may wait in the queue.
         prompt_tokens: tokens per prompt.
         masks: masks per request.
         new_tokens: new tokens per answer.
-        request_tokens: tokens of all rows of a request, each with its prompt and its answer.
+        request_tokens: tokens of all sequences of a request, prompts and answers together.
         seconds: time limit per request, including its wait.
     """
 
@@ -46,10 +46,11 @@ class Limits:
             )
 
     def check_all(self, rows: Iterable[int]) -> None:
-        """Raises InputError if the rows of a request, of so many tokens each, have too many together.
+        """Raises InputError if the sequences of a request, of these numbers of tokens, have too many tokens in sum.
 
-        A small request may ask for many rows. One row may always be as long as the other limits allow.
+        A small request may ask for many sequences. A single one may be as long as the other limits allow.
         """
+        # The cost of a request grows with the sum over its sequences.
         rows = list(rows)
         most = max(self.request_tokens, self.prompt_tokens + self.new_tokens)
         if len(rows) > 1 and sum(rows) > most:
@@ -58,16 +59,16 @@ class Limits:
                 f"of this service: ask for fewer, or for shorter ones"
             )
 
-    def prompt_of(self, trained: "TrainedModel") -> int:
-        """Most tokens of a prompt of a model, which may have fewer positions."""
+    def max_prompt_tokens(self, trained: "TrainedModel") -> int:
+        """Largest prompt in tokens, from the limit and the positions of the model."""
         longest = trained.longest_prompt
         return min(self.prompt_tokens, longest or self.prompt_tokens)
 
     def characters(self, trained: "TrainedModel") -> int:
-        """Characters of the longest text that can fit into `prompt_tokens`; [MASK] is longer than most tokens."""
+        """Largest number of characters that can fit into `prompt_tokens`; [MASK] is longer than most tokens."""
         from flash_lm.data.tokenizer import MASK  # noqa: PLC0415 (slow to import)
 
-        return self.prompt_tokens * max(trained.characters_a_token, len(MASK))
+        return self.prompt_tokens * max(trained.max_token_characters, len(MASK))
 
     def check_text(self, what: str, text: str, trained: "TrainedModel") -> None:
         """Raises TooLongError for a text too long for any tokenisation to fit; checked before tokenising."""

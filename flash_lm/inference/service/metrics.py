@@ -19,6 +19,7 @@ class Metrics:
 
     def __init__(self):
         """Starts all counters at zero."""
+        # A registry per service: the global one of the library would mix several in one process.
         self._registry = registry = CollectorRegistry()
         self.requests = Counter("flash_lm_requests", "Answers", ["path", "status"], registry=registry)
         self.request_seconds = Histogram(

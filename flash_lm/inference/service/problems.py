@@ -1,4 +1,4 @@
-"""What the service answers when it cannot answer: a status and a sentence."""
+"""Error responses of the service: a status and a sentence."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping
@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from flash_lm.errors import InputError, TooLongError
-from flash_lm.inference.service.completion_format import CompletionProblem, of_openai, too_long
+from flash_lm.inference.service.completion_format import CompletionProblem, is_openai_path, too_long
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.requests import Problem
 from flash_lm.inference.service.scheduler import BusyError, ClosedError, FailedError
@@ -37,14 +37,16 @@ class LeftError(Exception):
     """The client has closed its connection."""
 
 
-async def while_connected(request: Request, answer: Awaitable[Answer], limits: Limits) -> Answer:
+async def run_while_connected(request: Request, answer: Awaitable[Answer], limits: Limits) -> Answer:
     """Awaits the answer; cancels it if it takes too long or the client leaves."""
 
-    async def gone() -> None:
+    # The only message after a complete request is that of its end.
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    work, leaving = tasks = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
+    # Whichever ends first: the answer, the client, or the time.
+    work, leaving = tasks = asyncio.ensure_future(answer), asyncio.ensure_future(wait_for_disconnect())
     try:
         async with asyncio.timeout(limits.seconds):
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -57,34 +59,35 @@ async def while_connected(request: Request, answer: Awaitable[Answer], limits: L
 
 
 def problem(error: Exception, limits: Limits) -> tuple[int, str]:
-    """The status and the message."""
+    """The status and the message of an error."""
     if isinstance(error, TimeoutError):
         return 504, f"this took longer than {limits.seconds:g} s: ask for fewer tokens, or try again later"
     return STATUS[type(error)], "; ".join(str(error).splitlines())
 
 
 def add_errors(app: FastAPI, limits: Limits) -> None:
-    """Answers every error with a message."""
+    """Adds handlers that answer every error with a message."""
 
     def answer(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        if of_openai(request.url.path):
+        if is_openai_path(request.url.path):
             return JSONResponse(CompletionProblem.of(status, text).model_dump(), status, headers)
         return JSONResponse(Problem(error=text).model_dump(), status, headers)
 
     async def sentence(request: Request, error: Exception) -> JSONResponse:
         status, text = problem(error, limits)
-        if isinstance(error, TooLongError) and of_openai(request.url.path):
+        if isinstance(error, TooLongError) and is_openai_path(request.url.path):
             return too_long(text)
         return answer(request, status, text, {"Retry-After": "1"} if status == 503 else None)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        found = []
-        for one in error.errors():
-            no_json = one["type"] == "json_invalid"  # its location is a position in the body
-            where = "the body" if no_json else ".".join(str(x) for x in one["loc"][1:]) or "the body"
-            found.append(f"{where}: {one['msg']}" + (f" at character {one['loc'][1]}" if no_json else ""))
-        return answer(request, 422, " ".join("; ".join(found).split())[:_LONGEST_SENTENCE])
+        # One sentence per field that is wrong, named by its path.
+        messages = []
+        for detail in error.errors():
+            no_json = detail["type"] == "json_invalid"  # its location is a position in the body
+            where = "the body" if no_json else ".".join(str(x) for x in detail["loc"][1:]) or "the body"
+            messages.append(f"{where}: {detail['msg']}" + (f" at character {detail['loc'][1]}" if no_json else ""))
+        return answer(request, 422, " ".join("; ".join(messages).split())[:_LONGEST_SENTENCE])
 
     async def other(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -94,7 +97,7 @@ def add_errors(app: FastAPI, limits: Limits) -> None:
         return Response(status_code=_CLIENT_LEFT)  # nobody reads it
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        # Outside of the middleware, which has not seen it.
+        # This answer does not pass the middleware, so the headers are added here.
         return answer(request, 500, "the service has a bug: see its log", HEADERS)
 
     for kind in STATUS:

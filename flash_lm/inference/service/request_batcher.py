@@ -1,4 +1,4 @@
-"""Requests that arrive while the device is busy, and are answered together next."""
+"""Batches requests that arrive while the device is busy."""
 
 import asyncio
 import dataclasses
@@ -11,41 +11,41 @@ from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.scheduler import BusyError, FailedError
 
 logger = logging.getLogger(__name__)
-Asked = TypeVar("Asked")
-Found = TypeVar("Found")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass
-class _Waiting(Generic[Asked, Found]):
-    asked: Asked
-    found: "asyncio.Future[Found | None]"
+class _Waiting(Generic[Request, Result]):
+    request: Request
+    result: "asyncio.Future[Result | None]"
     due: float  # seconds of time.perf_counter
 
 
-class Together(Generic[Asked, Found]):
-    """Answers requests a batch at a time."""
+class RequestBatcher(Generic[Request, Result]):
+    """Collects requests into batches, and answers one batch at a time."""
 
     def __init__(
         self,
-        answer: Callable[[list[Asked]], list[Found]],
+        answer: Callable[[list[Request]], list[Result]],
         limits: Limits,
-        delay: Callable[[Asked], float] = lambda asked: 0.0,
-        fit: Callable[[Sequence[Asked]], bool] = lambda batch: True,
+        delay: Callable[[Request], float] = lambda request: 0.0,
+        fit: Callable[[Sequence[Request]], bool] = lambda batch: True,
     ):
         """Starts nothing.
 
         Args:
-            answer: answers a batch, in its order; called in a thread, one batch at a time.
-            limits: how many requests a batch may have, and how many may wait.
+            answer: function (batch) -> results in the same order; called in a thread, one batch at a time.
+            limits: largest numbers of requests per batch and in the queue.
             delay: seconds by which others may overtake a request.
-            fit: whether a batch is small enough; one request always is.
+            fit: whether a batch is small enough; a single request always is.
         """
         self._answer, self._limits, self._delay, self._fit = answer, limits, delay, fit
-        self._waiting: list[_Waiting[Asked, Found]] = []
+        self._waiting: list[_Waiting[Request, Result]] = []
         self._answering: asyncio.Task[None] | None = None
 
-    async def __call__(self, asked: Asked) -> Found:
-        """The answer to a request.
+    async def __call__(self, request: Request) -> Result:
+        """Queues a request, and returns its result.
 
         Raises:
             BusyError: too many requests are waiting.
@@ -54,35 +54,38 @@ class Together(Generic[Asked, Found]):
         if self.waiting >= self._limits.waiting:
             raise BusyError(f"{self.waiting} requests are already waiting: try again later")
         start, future = time.perf_counter(), asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(asked, future, due=start + self._delay(asked)))
+        self._waiting.append(_Waiting(request, future, due=start + self._delay(request)))
+        # One task works off the queue; it ends when the queue is empty.
         if self._answering is None or self._answering.done():
             self._answering = asyncio.create_task(self._answer_all())
-        if (found := await future) is None:
+        if (result := await future) is None:
             raise FailedError
-        return found
+        return result
 
     @property
     def waiting(self) -> int:
-        """The number of waiting clients, without those that have left."""
-        return sum(not one.found.done() for one in self._waiting)
+        """Number of waiting requests, without those whose clients have left."""
+        return sum(not one.result.done() for one in self._waiting)
 
     async def _answer_all(self) -> None:
+        """Answers batches until the queue is empty."""
+        # The device works in a thread, so that the event loop can take requests meanwhile.
         while batch := self._next():
             try:
-                found: list[Found | None] = [*await asyncio.to_thread(self._answer, [one.asked for one in batch])]
+                result: list[Result | None] = [*await asyncio.to_thread(self._answer, [one.request for one in batch])]
             except Exception:  # any device error: no client may wait forever
                 logger.exception("a batch of requests failed")
-                found = [None] * len(batch)
-            for waiting, one in zip(batch, found, strict=True):
-                if not waiting.found.done():
-                    waiting.found.set_result(one)
+                result = [None] * len(batch)
+            for waiting, one in zip(batch, result, strict=True):
+                if not waiting.result.done():
+                    waiting.result.set_result(one)
 
-    def _next(self) -> list[_Waiting[Asked, Found]]:
-        """The requests due first, as many as fit into one batch."""
-        batch: list[_Waiting[Asked, Found]] = []
-        self._waiting = sorted((one for one in self._waiting if not one.found.done()), key=lambda one: one.due)
+    def _next(self) -> list[_Waiting[Request, Result]]:
+        """Takes the requests that are due first from the queue, as many as fit into one batch."""
+        batch: list[_Waiting[Request, Result]] = []
+        self._waiting = sorted((one for one in self._waiting if not one.result.done()), key=lambda one: one.due)
         for one in self._waiting[: self._limits.rows]:
-            if batch and not self._fit([x.asked for x in [*batch, one]]):
+            if batch and not self._fit([x.request for x in [*batch, one]]):
                 break
             batch.append(one)
         self._waiting = self._waiting[len(batch) :]

@@ -1,4 +1,4 @@
-"""The service's requests and answers, from which its OpenAPI description is made."""
+"""The service's requests and answers as pydantic models, which define its OpenAPI description."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,11 +15,12 @@ Seed = Annotated[
 
 _STRANGE = 8  # unknown keys that an error lists
 _NULL = {"type": "null"}
-_ABOUT_A_FIELD = ("title", "description", "default")  # and not about the kind of its values
+_ABOUT_A_FIELD = ("title", "description", "default")  # keys of a schema that do not concern the type of its values
 
 
 def _or_null(schema: dict[str, Any]) -> None:
-    """Describes that each optional field may be null."""
+    """Adds null to the types of each optional field of a schema."""
+    # The type of a field is either spelled out, or a list of alternatives.
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf") or [{key: field.pop(key) for key in [*field] if key not in _ABOUT_A_FIELD}]
         if name not in schema.get("required", []) and _NULL not in kinds:
@@ -35,7 +36,7 @@ class Asked(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_keys(cls, values: Any) -> Any:
-        """Refuses many unknown keys at once: else each of ten thousand would be listed."""
+        """Refuses many unknown keys at once: otherwise each of ten thousand would be listed."""
         if isinstance(values, dict) and len(values) > len(cls.model_fields) + _STRANGE:
             raise ValueError(f"{len(values)} keys, but only {len(cls.model_fields)} are known")
         return values
@@ -43,7 +44,7 @@ class Asked(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_the_default(cls, values: Any) -> Any:
-        """Clients write out the fields that are not set."""
+        """Drops null values of optional fields: clients write out fields that are not set."""
         if not isinstance(values, dict):
             return values
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
@@ -51,7 +52,7 @@ class Asked(BaseModel):
 
 
 class SamplingAsked(Asked):
-    """How the next token is chosen."""
+    """The sampling settings of a request."""
 
     temperature: float = Field(1.0, ge=0, le=1e4, description="0: always the most likely token")
     top_k: int = Field(0, ge=0, le=2**31 - 1, description="only the k most likely tokens; 0: all")
@@ -98,7 +99,7 @@ class FillInAsked(Asked):
 
 
 class LabelAsked(Asked):
-    """A text, or a pair of texts, whose label is asked for."""
+    """A text, or a pair of texts, to label."""
 
     text: Text
     pair: Text | None = Field(None, description="the second text, of a model of pairs")
@@ -114,7 +115,7 @@ class TextPiece(BaseModel):
 
 
 class TextAnswer(BaseModel):
-    """The continuation of a prompt; at the end of a stream, the whole text again."""
+    """The continuation of a prompt; at the end of a stream, the complete text again."""
 
     text: str
     tokens: int = Field(description="tokens generated")
@@ -163,7 +164,7 @@ class LabelFound(BaseModel):
 
 
 class LabelAnswer(BaseModel):
-    """The likeliest label, and all labels, most likely first; `left_out`: tokens that did not fit into the row."""
+    """The likeliest label, and all labels, most likely first; `left_out`: number of tokens that were cut off."""
 
     label: str
     labels: list[LabelFound]
@@ -183,10 +184,10 @@ class ModelAnswer(BaseModel):
     most_prompt_tokens: int
     most_new_tokens: int
     of_pairs: bool = Field(description="whether a prompt is a first text, and the answer a second one")
-    state_bytes: int = Field(description="state of one row with the most tokens that it may have")
+    state_bytes: int = Field(description="decode state of one sequence of the largest length")
 
 
 class Problem(BaseModel):
-    """What was wrong, and what to change."""
+    """The problem of a request, and what to change."""
 
     error: str

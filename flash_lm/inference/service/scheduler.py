@@ -1,4 +1,4 @@
-"""The thread of the running batch: rows of requests join the running batch when they arrive, and leave when done."""
+"""The thread of the running batch: sequences join it when a slot is free, and leave it when they have ended."""
 
 import collections
 import dataclasses
@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from flash_lm.errors import InputError
-from flash_lm.inference.running_batch import Part, RunningBatch
+from flash_lm.inference.running_batch import NewTokens, RunningBatch
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.several_hosts import BatchOnAllHosts
 
 logger = logging.getLogger(__name__)
 
-TOKENS_A_TURN = 4  # tokens generated before rows join and leave again
+TOKENS_A_TURN = 4  # tokens generated before sequences join and leave again
 _MOST_FAILURES = 3  # consecutive failures: more are not a coincidence
-_JOINING = -1  # stands for the place of a row that has none yet
+_JOINING = -1  # slot number of a sequence that has none yet
 Batch = RunningBatch | BatchOnAllHosts
 
 
 class BusyError(RuntimeError):
-    """Too many rows are waiting."""
+    """Too many sequences are waiting."""
 
 
 class ClosedError(RuntimeError):
@@ -34,25 +34,25 @@ class FailedError(RuntimeError):
     """The device or the model failed."""
 
     def __init__(self):
-        """Sets the message, which is the same for all."""
+        """Sets the message."""
         super().__init__("the model failed: see the service's log")
 
 
 @dataclasses.dataclass(eq=False)
 class Row:
-    """One row to generate.
+    """A sequence to generate.
 
     Attributes:
         prompt: token ids.
-        sampling: the row's sampling settings.
+        sampling: the sampling settings.
         seed: the random seed.
-        number: number of the sample among those of the same prompt and seed.
-        max_tokens: the row ends after this many tokens, if the model does not end it before.
-        deliver: called from the scheduler's thread with each part, or with the error that ended the row. The last part
-            has `ended` set, whether the model or max_tokens ended the row.
-        count: tokens so far.
-        by_model: whether the model ended it.
-        cancelled: the row is no longer needed; set by `Scheduler.cancel`.
+        number: index of the sample among those of the same prompt and seed.
+        max_tokens: largest number of new tokens.
+        deliver: called from the scheduler's thread with new tokens, or with the error that ended the sequence. The last
+            call has `ended` set, whether the model or max_tokens ended it.
+        count: number of new tokens so far.
+        ended_by_model: whether the model ended it.
+        cancelled: it is no longer needed; set by `Scheduler.cancel`.
     """
 
     prompt: np.ndarray
@@ -60,23 +60,24 @@ class Row:
     seed: int
     number: int
     max_tokens: int
-    deliver: Callable[[Part | Exception], Any] = lambda part: None
+    deliver: Callable[[NewTokens | Exception], Any] = lambda part: None
     count: int = 0
-    by_model: bool = False
+    ended_by_model: bool = False
     cancelled: bool = False
 
 
 class Scheduler:
-    """Runs a batch in a thread of its own until it is closed."""
+    """Runs a batch in a separate thread until it is closed."""
 
     def __init__(self, batch: Batch, most_waiting: int, renew: Callable[[], Batch] | None = None):
         """Starts the thread.
 
         Args:
             batch: a batch that nothing else uses.
-            most_waiting: rows that may wait for a free place.
+            most_waiting: number of sequences that may wait for a free slot.
             renew: makes a new batch after a failure; None: the first failure ends the scheduler.
         """
+        # `_changed` guards the queue and the flags; the batch itself belongs to the thread.
         self._batch, self._most_waiting, self._renew = batch, most_waiting, renew
         self._failures = 0  # in a row
         self._waiting: collections.deque[Row] = collections.deque()
@@ -88,22 +89,22 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Rows that are being generated."""
+        """Number of sequences that are being generated."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Rows that wait for a free place."""
+        """Number of sequences that wait for a free slot."""
         return len(self._waiting)
 
     def check(self, rows: Sequence[Row]) -> None:
-        """Checks that these rows may be submitted.
+        """Checks that these sequences may be submitted.
 
         Raises:
-            BusyError: too many rows are waiting.
+            BusyError: too many sequences are waiting.
             ClosedError: the scheduler is closed.
             FailedError: its thread has failed.
-            InputError: there are more rows than can ever wait.
+            InputError: these are more sequences than can ever wait.
         """
         if self.failed:
             raise FailedError
@@ -115,14 +116,14 @@ class Scheduler:
             raise BusyError(f"{len(self._waiting)} rows are already waiting: try again later")
 
     def submit(self, rows: Sequence[Row]) -> None:
-        """Queues rows, all of them or none; raises as `check` does."""
+        """Queues sequences, all of them or none; raises as `check` does."""
         with self._changed:
             self.check(rows)
             self._waiting.extend(rows)
             self._changed.notify()
 
     def cancel(self, rows: Sequence[Row]) -> None:
-        """Frees the places of rows at the next turn; finished rows are ignored."""
+        """Cancels sequences: their slots are freed at the next turn; finished ones are ignored."""
         with self._changed:
             for row in rows:
                 row.cancelled = True
@@ -130,13 +131,14 @@ class Scheduler:
             self._changed.notify()
 
     def close(self) -> None:
-        """Accepts no more rows, finishes the present ones, and ends the thread."""
+        """Accepts no more sequences, finishes the current ones, and ends the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join()
 
     def _run(self) -> None:
+        """The thread: fills free slots, generates a few tokens, and delivers them, until it is closed."""
         while self._wait():
             try:
                 self._admit()
@@ -151,7 +153,8 @@ class Scheduler:
                 return
 
     def _fail(self) -> None:
-        """Ends the rows that were on the device, and continues with a new batch, or ends the scheduler."""
+        """Ends the sequences on the device, and continues with a new batch, or ends the scheduler."""
+        # The arrays of the old batch are freed before a new one is made.
         self._failures, batch = self._failures + 1, None
         if self._renew is not None and self._failures <= _MOST_FAILURES:
             self._batch.release()  # two batches may not fit into memory
@@ -159,6 +162,8 @@ class Scheduler:
                 batch = self._renew()
             except Exception:
                 logger.exception("cannot make a new batch")
+
+        # Waiting sequences go on if there is a new batch; all others get the error, outside of the lock.
         with self._changed:
             left = [*self._running.values()]
             self._running.clear()
@@ -172,37 +177,40 @@ class Scheduler:
             row.deliver(FailedError())
 
     def _wait(self) -> bool:
-        """Waits until there is something to do; returns false when everything is done and it is closing."""
+        """Waits for work; returns false when the scheduler is closing and everything is done."""
         with self._changed:
             while not self._running and not self._waiting and not self._closing:
                 self._changed.wait()
             return bool(self._running or self._waiting)
 
     def _admit(self) -> None:
-        """Puts the next rows into the free places."""
-        for place in [place for place, row in self._running.items() if row.cancelled]:
-            self._leave(place)
+        """Frees the slots of cancelled sequences, and fills free slots from the queue."""
+        for slot in [slot for slot, row in self._running.items() if row.cancelled]:
+            self._leave(slot)
+        # First come, first served.
         while self._batch.free:
             with self._changed:
                 if not self._waiting:
                     return
                 row = self._waiting.popleft()
             self._running[_JOINING] = row  # so that it gets the error if this fails
-            place = self._batch.join(row.prompt, row.sampling, row.seed, row.number)
-            self._running[place] = self._running.pop(_JOINING)
+            slot = self._batch.join(row.prompt, row.sampling, row.seed, row.number)
+            self._running[slot] = self._running.pop(_JOINING)
 
     def _turn(self) -> None:
-        for place, part in self._batch.advance(TOKENS_A_TURN).items():
-            row = self._running[place]
+        """Generates a few tokens for all sequences, and delivers them, cut to each one's max_tokens."""
+        for slot, part in self._batch.advance(TOKENS_A_TURN).items():
+            # The batch may generate more tokens than a sequence has left.
+            row = self._running[slot]
             left = row.max_tokens - row.count
-            row.by_model = part.ended and len(part.tokens) < left
-            part = Part(part.tokens[:left], part.log_probs[:left], row.by_model or len(part.tokens) >= left)
+            row.ended_by_model = part.ended and len(part.tokens) < left
+            part = NewTokens(part.tokens[:left], part.log_probs[:left], row.ended_by_model or len(part.tokens) >= left)
             row.count += len(part.tokens)
             if part.ended:
-                self._leave(place)
+                self._leave(slot)
             if not row.cancelled:
                 row.deliver(part)
 
-    def _leave(self, place: int) -> None:
-        del self._running[place]
-        self._batch.leave(place)
+    def _leave(self, slot: int) -> None:
+        del self._running[slot]
+        self._batch.leave(slot)

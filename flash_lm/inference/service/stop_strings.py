@@ -1,38 +1,44 @@
-"""Texts that end a generated text."""
+"""Stop strings: cut a generated text off before the first of them."""
 
 from collections.abc import Sequence
 
 
-class UpToAStop:
-    """Passes a text on piece by piece, up to the stop that ends first; what may be the beginning of one waits.
+class StopStringFilter:
+    """Filters a stream of text up to the stop string that ends first; a possible beginning of one is held back.
+
+    >>> stop = StopStringFilter(["END"])
+    >>> stop("one E"), stop("ND two"), stop.stopped
+    ('one ', '', True)
 
     Attributes:
-        found: whether a stop came.
+        stopped: whether a stop string came.
     """
 
     def __init__(self, stops: Sequence[str]):
-        """`stops`: texts, none of them empty."""
-        self._stops, self._held, self.found = stops, "", False
+        """`stops` are texts, none of them empty."""
+        self._stops, self._held, self.stopped = stops, "", False
 
     def __call__(self, text: str, last: bool = False) -> str:
-        """The next piece, before a stop; after one there is none.
+        """Returns the next piece of filtered text; it is empty after a stop string.
 
         Args:
-            text: the next piece of the whole text.
-            last: whether the text ends with it, so that nothing needs to wait.
+            text: the next piece of the unfiltered text.
+            last: whether the text ends with it, so that nothing is held back.
         """
-        if self.found:
+        if self.stopped:
             return ""
+        # The stop string that ends first counts, however the text was cut into pieces.
         text, self._held = self._held + text, ""
-        if found := [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]:
-            self.found = True
-            return text[: min(found)[1]]
+        if ends := [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]:
+            self.stopped = True
+            return text[: min(ends)[1]]
+        # Hold back the end of the text if it may be the beginning of a stop string.
         if not last:
-            held = max((_beginning(text, stop) for stop in self._stops), default=0)
+            held = max((_partial_stop(text, stop) for stop in self._stops), default=0)
             text, self._held = text[: len(text) - held], text[len(text) - held :]
         return text
 
 
-def _beginning(text: str, stop: str) -> int:
-    """How many characters at the end of a text are the longest beginning of a stop."""
+def _partial_stop(text: str, stop: str) -> int:
+    """Length of the longest end of a text that is the beginning of a stop string."""
     return next(n for n in range(min(len(text), len(stop) - 1), -1, -1) if text.endswith(stop[:n]))

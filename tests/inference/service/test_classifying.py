@@ -66,6 +66,6 @@ def test_nothing_waits_for_a_compiler():
 @pytest.mark.slow
 def test_a_classifier_that_fails_is_reported(monkeypatch):
     with service("labels") as client:
-        monkeypatch.setattr(TextClassifier, "_some", fails)
+        monkeypatch.setattr(TextClassifier, "_classify_batch", fails)
         for _ in range(2):
             assert client.post("/api/classify", json={"text": "a"}).status_code == 500

@@ -15,7 +15,7 @@ from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.completion_format import CompletionAsked, TokenizeAsked
 from flash_lm.inference.service.completions import BEGIN, END, Completions
 from flash_lm.inference.service.requests import TextAsked
-from flash_lm.inference.service.stop_strings import UpToAStop
+from flash_lm.inference.service.stop_strings import StopStringFilter
 from flash_lm.inference.token_scores import TokenScorer
 from inference.service.serving import gauge, random_model, service, until
 
@@ -294,14 +294,14 @@ def test_the_same_text_is_scored_once(text, monkeypatch):
 
 
 def test_others_are_answered_while_an_answer_is_built(text, monkeypatch):
-    built, begun, release = Completions._built, threading.Event(), threading.Event()
+    built, begun, release = Completions._build_response, threading.Event(), threading.Event()
 
     def slowly(*words):
         begun.set()
         assert release.wait(30)
         return built(*words)
 
-    monkeypatch.setattr(Completions, "_built", slowly)
+    monkeypatch.setattr(Completions, "_build_response", slowly)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(complete, text, prompt="ab", max_tokens=2, logprobs=2)
         assert begun.wait(30)
@@ -317,10 +317,10 @@ def test_a_text_up_to_a_stop_does_not_depend_on_its_pieces():
         stops = ["".join(draw.choices("ab", k=draw.randint(1, 4))) for _ in range(draw.randint(0, 3))]
         ends = [(whole.find(stop) + len(stop), whole.find(stop)) for stop in stops if stop in whole]
         end = min(ends)[1] if ends else len(whole)
-        up_to, found, place = UpToAStop(stops), "", 0
+        up_to, found, place = StopStringFilter(stops), "", 0
         while place < len(whole):
             after = draw.randint(place + 1, len(whole))
             found += up_to(whole[place:after], last=after == len(whole))
             assert whole[:end].startswith(found)
             place = after
-        assert found == whole[:end] and up_to.found == (end < len(whole))
+        assert found == whole[:end] and up_to.stopped == (end < len(whole))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flash_lm.inference.service import middleware
-from flash_lm.inference.service.middleware import REFUSALS_A_SECOND, Slow
+from flash_lm.inference.service.middleware import REFUSALS_A_SECOND, RefusalDelay
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def waits(monkeypatch) -> list[float]:
     return found
 
 
-def answer(app: Slow, times: int) -> list[int]:
+def answer(app: RefusalDelay, times: int) -> list[int]:
     """Statuses that a client sees."""
     seen: list[int] = []
 
@@ -37,12 +37,12 @@ def answer(app: Slow, times: int) -> list[int]:
     return seen
 
 
-def app_of(status: int) -> Slow:
+def app_of(status: int) -> RefusalDelay:
     async def app(scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    return Slow(app)
+    return RefusalDelay(app)
 
 
 def test_a_burst_of_refusals_is_answered_at_once_and_then_so_many_a_second(waits):
