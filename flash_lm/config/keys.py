@@ -37,6 +37,12 @@ _GROUPS: dict[str, Any] = {}  # by name
 def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
     """Declares a key of a group.
 
+    >>> @section("model.example")
+    ... class ExampleOptions:
+    ...     width: int = key(64, "channels", at_least(1))
+    >>> ExampleOptions(width=8)
+    ExampleOptions(width=8)
+
     Args:
         default: None leaves it open: it is filled in as the unit says, before it is read.
         unit: what the key means, for docs/keys.md.
@@ -49,12 +55,22 @@ def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
 
 
 def one_of(*values: str) -> Rule:
-    """Makes a rule: the value is one of these names."""
+    """Makes a rule: the value is one of these names.
+
+    >>> one_of("layer", "rms")("batch")
+    'one of layer, rms'
+    """
     return lambda x: None if x in values else "one of " + ", ".join(values)
 
 
 def at_least(low: float) -> Rule:
-    """Makes a rule: a number of at least `low`."""
+    """Makes a rule: a number of at least `low`.
+
+    >>> at_least(1)(0)
+    '1 or more, and at most ...'
+    >>> at_least(1)(2) is None
+    True
+    """
     most = _LARGEST
     return lambda x: None if math.isfinite(x) and low <= x <= most else f"{low} or more, and at most {most:,}"
 

@@ -41,7 +41,16 @@ class Family:
 
 
 def register_family(name: str, row: Family) -> None:
-    """Registers a family, for `model.family`."""
+    """Registers a family, for `model.family`.
+
+    >>> from flash_lm.extend import MLP_SPEC, Family, MultiHeadAttention, SublayerSpec, LinearCore, LinearOptions
+    >>> squares = lambda x: x**2
+    >>> core = lambda config, options: LinearCore(config, options, squares)
+    >>> build = lambda config, options, *, rngs: MultiHeadAttention(config, core(config, options), rngs=rngs)
+    >>> register_family("squared", Family((SublayerSpec(build, (LinearOptions,)), MLP_SPEC)))
+    >>> "squared" in FAMILIES
+    True
+    """
     FAMILIES.register(name, row)
 
 

@@ -60,6 +60,16 @@ class LoadedModel(TrainedModel):
 
     Scoring, export, the service and the harness take it, too.
 
+    >>> import flash_lm
+    >>> model = flash_lm.load("runs/mine")
+    >>> texts = model.generate(["the ", "a "], max_tokens=4, temperature=0)
+    >>> len(texts)
+    2
+    >>> model.score("the cat").bits_per_byte > 0
+    True
+    >>> model.logits([5, 6, 7]).shape == (3, model.config.model.vocab_size)
+    True
+
     Attributes:
         config: the complete config.
         tokenizer: `encode` takes texts, `decode` takes ids.
@@ -232,6 +242,10 @@ def load(
     plugins: str | Sequence[str] = (),
 ) -> LoadedModel:
     """Loads a trained model.
+
+    >>> model = load("runs/mine@newest")
+    >>> model.config.model.family, model.step
+    ('transformer_plus_plus', 2)
 
     Args:
         run: a run, such as runs/mine or runs/mine@best, the folder of an exported model, or hub:OWNER/NAME.

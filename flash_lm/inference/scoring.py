@@ -45,6 +45,10 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Scores a checkpoint on all of a split.
 
+    >>> (line,) = evaluate("runs/mine", "validation")
+    >>> line["step"], line["split"], line["perplexity"] > 1
+    (2, 'validation', True)
+
     Args:
         run: the checkpoint's name, such as runs/x or runs/x@best.
         split: train, validation or test; or whole: all of a text, or all of a data set's data.split.

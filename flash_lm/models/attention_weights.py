@@ -34,6 +34,19 @@ def attention_weights(
 
     Memory grows with the square of the length, and time with the cube.
 
+    >>> import jax.numpy as jnp
+    >>> from flash_lm import build_model
+    >>> from flash_lm.configs import base
+    >>> from flax import nnx
+    >>> config = base.get_config().model
+    >>> config.update(family="transformer", vocab_size=100, num_layers=1, model_dim=32)
+    >>> model = build_model(config, rngs=nnx.Rngs(0))
+    >>> (attention,) = attention_weights(model, jnp.arange(8)[None])
+    >>> attention.weights_BxHxLxL.shape
+    (1, 4, 8, 8)
+    >>> bool(jnp.allclose(attention.weights_BxHxLxL.sum(-1), 1))  # softmax
+    True
+
     Args:
         model: a model of any family.
         inputs_BxL: token ids; use few.

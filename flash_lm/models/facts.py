@@ -47,6 +47,13 @@ class Facts:
 def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[int, ...]) -> Facts:
     """Computes the facts of a family.
 
+    >>> from flash_lm.configs import base
+    >>> config = base.get_config().model
+    >>> config.vocab_size = 100
+    >>> flash = facts("flash", config, capacities=(1024, 65536), lengths=(512,))
+    >>> flash.state_grows, flash.parameters
+    (False, 873209)
+
     Args:
         family: a row of the table.
         config: `config.model` of an experiment, with a vocabulary; it is copied for this family and each length.
@@ -69,6 +76,13 @@ def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[
 
 def training_flops(model: LanguageModel, tokens: int, length: int) -> float:
     """Model FLOPs of one training step, 2mnk per product, only visible pairs; without recomputation and the update.
+
+    >>> from flash_lm.configs import base
+    >>> config = base.get_config().model
+    >>> config.update(family="flash", vocab_size=100)
+    >>> model = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
+    >>> training_flops(model, tokens=8192, length=512) == 3 * 8192 * model.flops_per_token(512)
+    True
 
     Args:
         model: the model; it may have shapes instead of arrays.

@@ -36,6 +36,21 @@ class LanguageModel(LayerStack):
 
     A call returns the logits of all tokens in parallel. `init_state`, `prefill` and `step` decode: they return the same
     logits for pieces of the sequence, one after another.
+
+    >>> from flash_lm.configs import base
+    >>> config = base.get_config().model
+    >>> config.update(family="flash", vocab_size=100, num_layers=1, model_dim=32)
+    >>> model = build_model(config, rngs=nnx.Rngs(0))
+    >>> tokens_BxL = jnp.ones((2, 16), jnp.int32)
+    >>> model(tokens_BxL).shape  # logits, B×L×V
+    (2, 16, 100)
+
+    Decoding: a prompt in parallel, then one token at a time.
+
+    >>> logits_BxLxV, state = model.prefill(tokens_BxL, model.init_state(2))
+    >>> logits_BxV, state = model.step(logits_BxLxV[:, -1].argmax(-1), state)
+    >>> logits_BxV.shape
+    (2, 100)
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -472,6 +487,12 @@ def _unrolled_scan(blocks: list[Block]) -> Callable:
 
 def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:
     """Builds a model from `config.model` of any config file.
+
+    >>> from flash_lm.configs import base
+    >>> config = base.get_config().model
+    >>> config.update(family="retnet", vocab_size=100, num_layers=1, model_dim=32)
+    >>> build_model(config, rngs=nnx.Rngs(0)).config.num_heads
+    4
 
     Args:
         config: a ConfigDict with the schema of `model` in configs/base.py; if `causal` is open, it is True if the

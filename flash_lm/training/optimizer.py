@@ -80,7 +80,12 @@ class Optimizer:
 
 
 def register_optimizer(name: str, row: Optimizer) -> None:
-    """Adds a row to the table of optimizers, for `train.optimizer`."""
+    """Adds a row to the table of optimizers, for `train.optimizer`.
+
+    >>> register_optimizer("sgd", Optimizer(lambda config, traits: [optax.trace(decay=config.b1)]))
+    >>> "sgd" in OPTIMIZERS
+    True
+    """
     OPTIMIZERS.register(name, row)
 
 

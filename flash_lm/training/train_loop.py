@@ -46,6 +46,16 @@ def train(
     A new run starts with a copy of the checkpoint config.train.branch_from, or with the parameters of
     config.train.init_from, if one of them is set.
 
+    >>> from flash_lm.configs import quickstart
+    >>> config = quickstart.get_config()
+    >>> config.model.update(family="aft_simple", num_layers=1, model_dim=16, max_length=32)
+    >>> config.data.update(corpus="text", path="text", tokenizer="bytes", length=32, tokens_per_batch=256)
+    >>> config.train.update(steps=1, eval_steps=1)
+    >>> train(config, "runs/example")
+    aft_simple: 7,840 parameters, 8 x 32 tokens ...
+    step 1: validation loss ...
+    True
+
     Args:
         config: a config with the schema of configs/base.py.
         workdir: folder of the run; created if necessary.
@@ -261,7 +271,7 @@ class _Loop:
         corpus = self.experiment.corpus
         count, devices = self.experiment.model.parameter_count(), jax.devices()
         self.writer.say(
-            f"{model.label}: {count:,} parameters, {data.batch_size} x {data.length} tokens a step on {len(devices)} "
+            f"{model.label}: {count:,} parameters, {data.batch_size} x {data.length} tokens per step on {len(devices)} "
             f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
             f"{self.config.train.steps}"
         )
