@@ -173,7 +173,7 @@ def test_a_way_of_being_given_that_no_file_of_the_package_knows(undone, monkeypa
     assert [one.answer for one in answers] == best
     generate.main([f"--workdir={run}", f"--prompt={texts[0][0]}", "--max_tokens=5", "--temperature=0"])
     assert capsys.readouterr().out == best[0] + "\n"
-    with pytest.raises(InputError, match="logits is of whole texts"):
+    with pytest.raises(InputError, match="logits is of complete texts"):
         flash_lm.load(run).logits([1, 2])
 
 

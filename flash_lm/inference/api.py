@@ -161,7 +161,7 @@ class LoadedModel(TrainedModel):
             raise InputError("the rows of ids have different lengths: give L or B×L") from None
         ids_BxL = np.atleast_2d(array)
         if not array.size or array.ndim > 2 or not np.issubdtype(array.dtype, np.integer):
-            raise InputError(f"ids of shape {array.shape}, {array.dtype}: give whole numbers, L or B×L, at least one")
+            raise InputError(f"ids of shape {array.shape}, {array.dtype}: give integers, L or B×L, at least one")
         if ids_BxL.min() < 0 or ids_BxL.max() >= self.config.model.vocab_size:
             raise InputError(
                 f"ids from {ids_BxL.min()} to {ids_BxL.max()}: the vocabulary has {self.config.model.vocab_size}"
@@ -176,7 +176,7 @@ class LoadedModel(TrainedModel):
         """Raises InputError for a model with a bidirectional prefix or a source."""
         if not self.conditioning.scores_full_text:
             raise InputError(
-                f"{what} is of whole texts, and a model of task={self.config.task} reads a given part apart: use "
+                f"{what} is of complete texts, and a model of task={self.config.task} reads a given part apart: use "
                 "generate, or model(…) of its Flax module"
             )
 

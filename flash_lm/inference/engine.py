@@ -228,7 +228,7 @@ class Engine:
             InputError: the model does not read its prompt from left to right.
         """
         if not self.conditioning.scores_full_text:
-            raise InputError("a model with a prefix or a source scores what follows a prompt, not a whole text")
+            raise InputError("a model with a prefix or a source scores what follows a prompt, not a complete text")
         return self._score_rows(rows, top, size, capacity)
 
     def _score_rows(

@@ -36,8 +36,8 @@ class HarnessModel(TemplateLM):
         # The harness's tasks are continuations of texts, which a model of pairs does not know.
         if trained.conditioning.separate_source or trained.config.data.pairs:
             raise InputError(
-                f"{trained.name} writes a second text for a first: the harness needs a model of whole texts, such as "
-                "one of task=causal_lm"
+                f"{trained.name} writes a second text for a first: the harness needs a model of complete texts, "
+                "such as one of task=causal_lm"
             )
         self._trained, self._generator = trained, Generator(trained)
         self.max_length = trained.config.data.length
@@ -82,7 +82,7 @@ class HarnessModel(TemplateLM):
         if not self._trained.conditioning.scores_full_text:
             raise InputError(
                 f"{self._trained.name} has task={self._trained.config.task} and scores what follows a prompt, not "
-                "whole texts: leave out tasks of output_type loglikelihood_rolling"
+                "complete texts: leave out tasks of output_type loglikelihood_rolling"
             )
         # A text is as many pairs (one token of context, a window); their sums are its log-likelihood.
         pairs, owners = [], []
@@ -143,7 +143,7 @@ class HarnessModel(TemplateLM):
             if len(continuation) > self.max_length:
                 raise InputError(
                     f"a continuation of {len(continuation)} tokens is longer than the {self.max_length} of training: "
-                    "score it as a whole text (output_type: loglikelihood_rolling)"
+                    "score it as a complete text (output_type: loglikelihood_rolling)"
                 )
             pairs.append((context[-(self.max_length + 1 - len(continuation)) :], continuation))
         return self._score_pairs(pairs)

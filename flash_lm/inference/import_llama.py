@@ -95,7 +95,7 @@ def _tokenizer(folder: pathlib.Path, num_embeddings: int) -> Tokenizer:
         tokenizer, left_out = tokenizer.within(num_embeddings)
     except InputError as error:
         raise InputError(f"{folder} has {error}") from None
-    _log.info("left out special tokens without a row of embeddings: %s", ", ".join(left_out))
+    _log.info("left out special tokens without an embedding: %s", ", ".join(left_out))
     return tokenizer
 
 

@@ -220,7 +220,7 @@ def _override(raw: Any, overrides: Sequence[str]) -> None:
     if trained := [word for word in overrides if word.startswith("--config.") and not word.startswith(allowed)]:
         # Every wrong override is reported at once.
         raise InputError.of(
-            f"{word} cannot be changed after training, or has a flag of its own: keys to change here are "
+            f"{word} cannot be changed after training, or has a separate flag: keys to change here are "
             f"{', '.join(text_keys)} and {', '.join(_PERFORMANCE_KEYS)}"
             for word in trained
         )

@@ -86,7 +86,7 @@ def evaluate(
     if "recall" in slices and not task.of_each_token:
         raise InputError("--slices=recall is of models that predict the next token")
     if "recall" in slices and corpus.fingerprint != trained.facts["corpus"]:
-        raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's own corpus")
+        raise InputError("--slices=recall counts pairs in the text of training: score a split of the run's corpus")
 
     # Score each length; only full splits of text have scores per byte and per word.
     if carry:
@@ -151,9 +151,9 @@ def _check_arguments(
     """Checks the arguments of `evaluate` before a model is loaded."""
     # Options of packed sequences and those of documents exclude each other.
     if blocks and carry:
-        raise InputError("blocks are of rows, and carry scores documents: leave one of them out")
+        raise InputError("blocks are of sequences, and carry scores documents: leave one of them out")
     if first is not None and not carry:
-        raise InputError("--first counts tokens of whole documents: add --carry")
+        raise InputError("--first counts tokens of documents: add --carry")
     known, is_sliced = slices and {*slices} <= {*SLICES}, [*slices] != [ALL]
     if not known or (is_sliced and carry) or (rare is not None and "recall" not in slices):
         raise InputError(
@@ -212,13 +212,13 @@ def _make_document_scorer(trained: TrainedModel, corpus: Splits, split: str, fir
     config = trained.config
     task = trained.task
     if not task.of_each_token:
-        raise InputError("--carry scores whole documents with a model that predicts the next token: leave it out here")
+        raise InputError("--carry scores documents with a model that predicts the next token: leave it out here")
     if not isinstance(corpus, TokenizedCorpus):
         if first:
-            raise InputError("--first is of documents of text, and examples are scored as a whole: leave it out here")
+            raise InputError("--first is of documents of text, and examples are scored completely: leave it out here")
         if getattr(corpus.splits[split], "size", None) is None:
             raise InputError(
-                f"--carry scores documents, and the examples of {corpus.name} have no length of their own: set "
+                f"--carry scores documents, and the examples of {corpus.name} have no fixed length: set "
                 f"--config.data.needle.length or data.bigrams.length, or leave --carry out"
             )
 
@@ -258,7 +258,7 @@ def load_text(trained: TrainedModel, split: str) -> Splits:
         names = [*corpus.splits, *([] if examples else [WHOLE])]
         raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
     if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
-        raise InputError(f"corpus {corpus.name} has its own tokens, and {trained.name} was trained on others")
+        raise InputError(f"corpus {corpus.name} has other tokens, and {trained.name} was trained on others")
     if is_own_text and corpus.fingerprint != known:
         _log.warning(
             "corpus %s has changed since training, and its old tokens are gone: the scored text may contain training "

@@ -135,7 +135,7 @@ class UndecodableCore(PlainCore):
 class WholeRowCore(UndecodableCore):
     """A core whose outputs all depend on the full sequence: bidirectional, one document per sequence."""
 
-    undecodable: Any = "this attention mixes all tokens of a row at once: prefill and step are not supported"
+    undecodable: Any = "this attention mixes all tokens of a sequence at once: prefill and step are not supported"
 
     def real(self, context: Context) -> jax.Array:
         """Which tokens are not padding, (B or 1)×L; padding is at the end.
@@ -145,7 +145,7 @@ class WholeRowCore(UndecodableCore):
         """
         if context.causal or context.packed or context.segments is None:
             raise InputError(
-                f"{type(self).__name__} mixes whole rows: it needs a bidirectional context with one document a row, "
-                "so set causal=False and packed=False"
+                f"{type(self).__name__} mixes full sequences: it needs a bidirectional context with one document per "
+                "sequence, so set causal=False and packed=False"
             )
         return context.segments.runs_BxL > 0

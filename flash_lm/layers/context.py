@@ -196,6 +196,6 @@ def of_one_document(x_BxLxD: jax.Array, segments: Segments) -> jax.Array:
     if not isinstance(other_B, Tracer) and other_B.any():
         raise InputError(
             f"row {int(other_B.argmax())} has several documents, or padding before its first: this family takes one "
-            "document a row, padded at its end; give each document a row of its own (data.pack=stream)"
+            "document per sequence, padded at its end; give each document a separate sequence (data.pack=stream)"
         )
     return jnp.where(other_B[:, None, None], jnp.nan, x_BxLxD)

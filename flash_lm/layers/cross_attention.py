@@ -75,7 +75,7 @@ class CrossSublayer(Sublayer):
             InputError: no memory.
         """
         if context.memory is None:
-            raise InputError("this model has an encoder, and reads a source beside its tokens: give one")
+            raise InputError("this model has an encoder, and reads a source in addition to its tokens: give one")
         q, gate = self.queries(x_BxLxD)
         return self.finish(self.core(q, *self.keys_values(context.memory.x_BxMxD), context.memory), gate)
 

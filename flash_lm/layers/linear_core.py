@@ -40,7 +40,7 @@ class LinearCore(PlainCore):
         size = min(self.chunk_size, v.shape[2])
         ahead = None if context.causal else "the bidirectional form is two products"
         if context.prefix_BxL is not None:
-            ahead = "a prefix has a sum of its own"
+            ahead = "a prefix has a separate sum"
         backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, ahead)
         if backend is not None:
             return self._attend_by_kernel(backend, q, k, v, context)

@@ -46,8 +46,8 @@ class ClassOptions:
     count: int = key(None, "labels; open: as many as the corpus has", at_least(2))
     pool: str = key(
         "mean",
-        "mean, first or last: which tokens' features describe a row; a causal model sees the whole row only in last, "
-        "and in a part of mean",
+        "mean, first or last: which tokens' features describe a sequence; in a causal model only last, and part of "
+        "mean, have seen all of it",
         one_of(*POOLS),
     )
 

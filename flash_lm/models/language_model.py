@@ -467,7 +467,7 @@ def _has_split_prefix(prefix_B: jax.Array, start_B: jax.Array, lengths_B: jax.Ar
         row = int(split_B.argmax())
         raise InputError(
             f"row {row} has a prefix of {int(prefix_B[row])} tokens, and this call its tokens {int(start_B[row])} to "
-            f"{int((start_B + lengths_B)[row])}: one call must have the whole prefix"
+            f"{int((start_B + lengths_B)[row])}: one call must have the complete prefix"
         )
     return split_B
 

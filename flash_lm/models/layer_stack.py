@@ -67,7 +67,7 @@ class LayerStack(nnx.Module):
         if longest is not None and length > longest:
             raise InputError(
                 f"{length} tokens exceed {key}={longest}, where the positions of family {self.config.family} end: "
-                f"raise --config.{key} and train again, or shorten the rows"
+                f"raise --config.{key} and train again, or shorten the sequences"
             )
 
     def _embed_rows(

@@ -170,7 +170,7 @@ class Mixer(nnx.Module):
             name = self.sublayer.longest_key.removeprefix("model.")
             raise InputError(
                 f"{length} tokens exceed {name}={longest}, where the positions of this mixer end: build it with "
-                f"{name}={length}, or shorten the rows"
+                f"{name}={length}, or shorten the sequences"
             )
 
 

@@ -73,7 +73,7 @@ def _of_scores(n: Callable[[int], int], of_sum: Divisor, undecodable: str | None
 
 
 def _refusal(name: str) -> str:
-    return f"model.normalizer={name} depends on the whole row and cannot be decoded: use an integer"
+    return f"model.normalizer={name} depends on the full sequence and cannot be decoded: use an integer"
 
 
 _COUNT = Normalizer(_count, _count, _count)

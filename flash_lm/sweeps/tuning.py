@@ -139,7 +139,7 @@ def _check(config: Any, key: str, budget: int) -> None:
     except (KeyError, TypeError):
         raise InputError(f"--tune={key}: there is no such key; docs/keys.md lists the keys") from None
     if not isinstance(value, float) or value <= 0:
-        raise InputError(f"--tune={key} starts from the config's own value, and {value} is not a number above 0.0")
+        raise InputError(f"--tune={key} starts from the config's value, and {value} is not a number above 0.0")
     least = _FEWEST * max(_PARTS) * parse(config).data.tokens_per_batch
     if budget < least:
         raise InputError(

@@ -50,8 +50,8 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
     parts = _num_row_shards(mesh) * accumulate
     if batch_size % parts:
         raise InputError(
-            f"a batch of {batch_size} rows (data.tokens_per_batch / data.length) must be a multiple of data x fsdp x "
-            f"train.accumulate = {parts}: raise --config.data.tokens_per_batch or change --config.mesh.shape"
+            f"a batch of {batch_size} sequences (data.tokens_per_batch / data.length) must be a multiple of data x "
+            f"fsdp x train.accumulate = {parts}: raise --config.data.tokens_per_batch or change --config.mesh.shape"
         )
 
 
@@ -196,8 +196,8 @@ def check_documents(share: Share) -> None:
     """
     if sum(len(rows) for rows in {tuple(rows) for rows in of_all_hosts(list(share.rows))}) > share.batch_size:
         raise InputError(
-            "hosts share some of their rows and not all: a streamed corpus does not support this; choose a mesh.shape "
-            "whose data x fsdp is a multiple of the number of hosts"
+            "hosts share some of their sequences and not all: a streamed corpus does not support this; choose a "
+            "mesh.shape whose data x fsdp is a multiple of the number of hosts"
         )
 
 

@@ -146,8 +146,8 @@ def test_a_masked_model(family, tmp_path):
 @pytest.mark.parametrize(
     ("ask", "told"),
     [
-        (lambda model: model.logits([]), "give whole numbers"),
-        (lambda model: model.logits([0.5]), "give whole numbers"),
+        (lambda model: model.logits([]), "give integers"),
+        (lambda model: model.logits([0.5]), "give integers"),
         (lambda model: model.logits([[1, 2], [1]]), "rows of ids have different lengths"),
         (lambda model: model.logits([[[1]]]), "L or B×L"),
         (lambda model: model.logits([1, 260]), "the vocabulary has 260"),

@@ -147,13 +147,13 @@ def test_couplets_that_are_too_long_for_an_encoder():
 def test_what_whole_texts_have_is_refused(keys):
     model = random_model("text", keys=keys)
     for call in (lambda: model.score("abc"), lambda: model.logits([1, 5]), lambda: model.attention("abc")):
-        with pytest.raises(InputError, match="is of whole texts, and a model of task="):
+        with pytest.raises(InputError, match="is of complete texts, and a model of task="):
             call()
     with pytest.raises(InputError, match="scores what follows a prompt"):
         reading_engine("transformer").score_rows([np.array([1, 5, 7], np.int32)])
     if keys is not PREFIX:
         with pytest.raises(
-            InputError, match="writes a second text for a first: the harness needs a model of whole texts"
+            InputError, match="writes a second text for a first: the harness needs a model of complete texts"
         ):
             HarnessModel(model)
     else:

@@ -102,7 +102,7 @@ def test_a_long_context_loses_its_beginning(model):
     (cut,) = model.loglikelihood(requests((long, "yz")))
     (other,) = model.loglikelihood(requests(("w" * 50 + long, "yz")))
     assert cut == other
-    with pytest.raises(InputError, match="is longer than the 32 of training: score it as a whole text"):
+    with pytest.raises(InputError, match="is longer than the 32 of training: score it as a complete text"):
         model.loglikelihood(requests(("a", "b" * 33)))
 
 

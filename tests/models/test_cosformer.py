@@ -37,7 +37,7 @@ def test_rows_end_at_m(causal):
     model = case("cosformer", causal, **REACH)
     inputs = tokens()[:, :20]
     assert_close(model.logits(model.params, inputs), model.oracle(None, inputs), 1e-5)
-    told = f"21 tokens exceed {KEY}=20, .*: raise --config.{KEY} and train again, or shorten the rows"
+    told = f"21 tokens exceed {KEY}=20, .*: raise --config.{KEY} and train again, or shorten the sequences"
     with pytest.raises(ValueError, match=told):
         model.logits(model.params, tokens()[:, :21])
 

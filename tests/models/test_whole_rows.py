@@ -99,7 +99,7 @@ def test_several_documents_in_a_row_are_refused(family):
     mixer = flash_lm.build_mixer(family, model_dim=8, num_heads=2, max_length=8, rngs=nnx.Rngs(0))
     x_BxLxD = jnp.ones((1, 4, 8))
     assert np.isfinite(mixer(x_BxLxD, jnp.array([[1, 1, 1, 0]]))[:, :3]).all()
-    with pytest.raises(ValueError, match="one document a row"):
+    with pytest.raises(ValueError, match="one document per sequence"):
         mixer(x_BxLxD, jnp.array([[1, 1, 2, 2]]))
 
 
@@ -138,5 +138,5 @@ def test_its_core_refuses_contexts_that_it_cannot_mix(family):
     x_BxLxD, context = model.embed(ModelInputs(jnp.asarray(tokens()), jnp.asarray(PADDED)))
     sublayer = model.unstacked_blocks()[0].sublayers[0]
     for name in ("causal", "packed"):
-        with pytest.raises(InputError, match="it needs a bidirectional context with one document a row"):
+        with pytest.raises(InputError, match="it needs a bidirectional context with one document per sequence"):
             sublayer(x_BxLxD, dataclasses.replace(context, **{name: True}))

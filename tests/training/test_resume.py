@@ -271,12 +271,12 @@ def test_a_text_that_the_run_never_saw_is_scored_without_its_corpus(finished, tm
     for word, expected in (
         (
             "--config.model.num_layers=1",
-            "cannot be changed after training, or has a flag of its own: keys to change here are data.corpus",
+            "cannot be changed after training, or has a separate flag: keys to change here are data.corpus",
         ),
-        ("--config.data.length=16", "cannot be changed after training, or has a flag of its own"),
-        ("--config.mesh.shape=1,1,1", "cannot be changed after training, or has a flag of its own"),
+        ("--config.data.length=16", "cannot be changed after training, or has a separate flag"),
+        ("--config.mesh.shape=1,1,1", "cannot be changed after training, or has a separate flag"),
         ("--config.data.corpus=stdlib --config.data.path=x", "does not read data.path: add --config.data.corpus=text"),
-        ("--config.data.corpus=copy --config.data.pack=examples", "corpus copy has its own tokens"),
+        ("--config.data.corpus=copy --config.data.pack=examples", "corpus copy has other tokens"),
         ("--splt=test", "unknown argument --splt=test"),
     ):
         with pytest.raises(InputError, match=expected):

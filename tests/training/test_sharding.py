@@ -99,7 +99,7 @@ def test_a_host_reads_the_rows_of_its_devices(monkeypatch, hosts, rows, groups):
 
 def test_a_stream_needs_rows_that_are_shared_wholly_or_not_at_all(monkeypatch):
     monkeypatch.setattr(sharding, "of_all_hosts", lambda value: [[0, 1, 2, 3], [2, 3, 4, 5]])
-    with pytest.raises(InputError, match="hosts share some of their rows and not all"):
+    with pytest.raises(InputError, match="hosts share some of their sequences and not all"):
         check_documents(Share(6, [0, 1, 2, 3]))
 
 

@@ -87,7 +87,7 @@ def test_the_command_writes_a_line_for_each_slice(run):
 
 def test_pairs_are_counted_in_the_text_of_training(run, tmp_path):
     other = write_corpus(tmp_path / "other", seed=1)
-    with pytest.raises(InputError, match="score a split of the run's own corpus"):
+    with pytest.raises(InputError, match="score a split of the run's corpus"):
         evaluate(run, "validation", slices=("recall",), overrides=[f"--config.data.path={other}"])
 
 
@@ -120,7 +120,7 @@ def needles(tmp_path_factory, usual_promotion):
 
 @pytest.mark.slow
 def test_examples_that_fill_a_row_have_no_length_of_their_own(needles):
-    with pytest.raises(InputError, match="have no length of their own: set --config.data.needle.length"):
+    with pytest.raises(InputError, match="have no fixed length: set --config.data.needle.length"):
         evaluate(needles, "validation", carry=True)
 
 

@@ -102,7 +102,7 @@ class Completions:
         count, limit = len(asked.prompts) * asked.n, self._limits.waiting
         limit += self._limits.rows if asked.logprobs is None else 0
         if count > limit:
-            raise InputError(f"{count} rows are over the limit of {limit} of this service: ask for fewer")
+            raise InputError(f"{count} sequences are over the limit of {limit} of this service: ask for fewer")
 
         # The tokens of each prompt and of its answer must be within the limits.
         encoded = [self._ids(prompt) for prompt in asked.prompts]

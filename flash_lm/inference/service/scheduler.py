@@ -111,9 +111,9 @@ class Scheduler:
         if self._closing:
             raise ClosedError("the service is shutting down")
         if len(rows) > (most := self._most_waiting + self._batch.rows):
-            raise InputError(f"{len(rows)} rows are over the limit of {most} of this service: ask for fewer")
+            raise InputError(f"{len(rows)} sequences are over the limit of {most} of this service: ask for fewer")
         if len(self._waiting) + len(rows) > self._most_waiting + self._batch.free:
-            raise BusyError(f"{len(self._waiting)} rows are already waiting: try again later")
+            raise BusyError(f"{len(self._waiting)} sequences are already waiting: try again later")
 
     def submit(self, rows: Sequence[Row]) -> None:
         """Queues sequences, all of them or none; raises as `check` does."""

@@ -204,8 +204,8 @@ def test_a_stream_is_the_answer_in_pieces(text):
         ({"prompt": "a", "seed": 2**63}, "seed: Input should be less than 9223372036854775808"),
         ({"prompt": "a", "stop": [""]}, "stop: Value error, must be at most 16 texts of 1 to 200 characters"),
         ({"prompt": "a", "stream": True, "logprobs": 1}, "logprobs are not streamed"),
-        ({"prompt": ["a"] * 69}, "69 rows are over the limit of 68"),
-        ({"prompt": ["a"] * 40, "n": 2, "max_tokens": 0, "echo": True}, "80 rows are over the limit of 68"),
+        ({"prompt": ["a"] * 69}, "69 sequences are over the limit of 68"),
+        ({"prompt": ["a"] * 40, "n": 2, "max_tokens": 0, "echo": True}, "80 sequences are over the limit of 68"),
         (
             {"prompt": ["a"], "n": 62, "max_tokens": 64},
             "62 answers have 4092 tokens with their prompts, over",

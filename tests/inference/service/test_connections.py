@@ -81,7 +81,7 @@ def test_chunks_without_end_are_not_read(client, impatient, path):
         endless.sendall(head + b"1\r\nx\r\n" * 10_000)
         assert is_answered(client)
         received = until_closed(endless)
-    assert received.startswith(b"HTTP/1.1 411") and b"send the whole body" in received
+    assert received.startswith(b"HTTP/1.1 411") and b"send the complete body" in received
 
 
 def test_a_client_that_does_not_read_is_cut_off(client, impatient):

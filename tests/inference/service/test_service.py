@@ -225,7 +225,8 @@ def test_second_lines_are_no_longer_than_answers_may_be():
 def test_too_many_requests_are_refused():
     with service("couplets", rows=1, waiting=2) as client:
         answer = client.post("/api/second_lines", json={"first": "春", "candidates": 4})
-        assert answer.status_code == 422 and "4 rows are over the limit of 3 of this service" in answer.json()["error"]
+        assert answer.status_code == 422
+        assert "4 sequences are over the limit of 3 of this service" in answer.json()["error"]
         assert client.post("/api/second_lines", json={"first": "春", "candidates": 3}).status_code == 200
     with service("text", rows=1, waiting=1, new_tokens=ENDLESS) as client, contextlib.ExitStack() as open_:
         body = {"prompt": "a", "max_tokens": ENDLESS, "temperature": 0}
