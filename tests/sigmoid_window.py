@@ -30,7 +30,7 @@ class SigmoidWindowCore(UndecodableCore):
         self.reach = reach
 
     @property
-    def scaled(self):
+    def pair_scaling(self):
         return {"attention": True}  # the one pair of queries and keys that it takes; its scores are divided by √K
 
     def __call__(self, pairs, v_BxHxLxE, context):

@@ -13,7 +13,7 @@ from oracles.sizes import parameters
 from small import config_names, study_configs, tasks_of
 
 from flash_lm.cli.load import config_name, load_config, load_module, packaged_configs, read_config, split_preset
-from flash_lm.cli.types import mesh_shapes, whole_numbers
+from flash_lm.cli.types import mesh_shapes, parse_integers
 from flash_lm.config.experiment import parse, parse_model
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.configs import quickstart
@@ -89,7 +89,7 @@ def test_lists_of_a_command_take_commas_or_blanks():
     for text in ("", "8,1", "a b c", "1.5,1,1"):
         with pytest.raises(InputError, match=f"--mesh={text} must be three whole numbers"):
             mesh_shapes(text, "--mesh")
-    assert whole_numbers("512 1024") == whole_numbers("512,1024") == [512, 1024]
+    assert parse_integers("512 1024") == parse_integers("512,1024") == [512, 1024]
     grids = [grid_runs(get_config(), [f"model.chunks.size=64{sign}128", "mesh.shape=(1,1,8)"])[0] for sign in ", "]
     assert grids[0] == grids[1] and len(grids[0]) == 2
     here = get_config()

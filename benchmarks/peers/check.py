@@ -30,7 +30,7 @@ import flash_lm
 from benchmarks.lib.peers import add_python, check_python
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.run import run
-from flash_lm.cli.types import words_of
+from flash_lm.cli.types import split_words
 from flash_lm.errors import InputError, RunError
 from flash_lm.families.reformer import LSHCore, ReformerAttention
 from flash_lm.models.mixer import Mixer
@@ -288,7 +288,7 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides how each layer is compiled
     check_python(arguments.python)
-    cases = read_cases(TABLE, words_of(arguments.families) if arguments.families else None)
+    cases = read_cases(TABLE, split_words(arguments.families) if arguments.families else None)
     asked = {case.source for case in cases}
     folders = {family: checkout(family, getattr(arguments, family)) for family in REPOSITORIES if family in asked}
     about = provenance(jax.devices()[0].device_kind)

@@ -8,9 +8,9 @@ import itertools
 import pathlib
 
 from flash_lm.cli.run import run
-from flash_lm.cli.types import words_of
+from flash_lm.cli.types import split_words
 from flash_lm.config.experiment import Config
-from flash_lm.config.keys import SECTIONS, names_of
+from flash_lm.config.keys import SECTIONS, key_names
 from flash_lm.config.keys import keys as all_keys
 from flash_lm.config.plugins import import_plugins
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
@@ -34,10 +34,10 @@ def readers() -> dict[str, list[str]]:
             found.setdefault(name, []).append(family)
     others = [(name, row) for table in (HEADS, TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
     for name, kind in ((name, kind) for name, row in others for kind in row.sections):
-        for key in names_of(kind):
+        for key in key_names(kind):
             found.setdefault(key, []).append(name)
     for name, kind in ((name, SECTIONS[one]) for name, row in TASKS.items() for one in row.of_model):
-        for key in names_of(kind):
+        for key in key_names(kind):
             found.setdefault(key, []).append(name)
     return found
 
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config.plugins", dest="plugins", default="", help="modules whose keys to include")
     parser.add_argument("--out", type=pathlib.Path, default=_PAGE)
     arguments = parser.parse_args(argv)
-    import_plugins(words_of(arguments.plugins))
+    import_plugins(split_words(arguments.plugins))
     arguments.out.write_text(page(), encoding="utf-8")
 
 

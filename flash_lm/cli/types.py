@@ -36,7 +36,7 @@ def count(word: str) -> int:
     return number
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Splits a list on the command line at commas or spaces."""
     return text.replace(",", " ").split()
 
@@ -51,14 +51,14 @@ def mesh_shapes(text: str, flag: str) -> list[tuple[int, ...]]:
     Raises:
         InputError: the text is not a list of meshes.
     """
-    words = words_of(text)
+    words = split_words(text)
     if not words or len(words) % 3 or not all(re.fullmatch(r"-?\d+", word) for word in words):
         raise InputError(f"{flag}={text} must be three whole numbers per mesh, such as 1,2,4")
     numbers = tuple(int(word) for word in words)
     return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
 
 
-def whole_numbers(words: str, flag: str = "") -> list[int]:
+def parse_integers(words: str, flag: str = "") -> list[int]:
     """Parses one or more positive integers, separated by spaces or commas.
 
     Args:
@@ -68,7 +68,7 @@ def whole_numbers(words: str, flag: str = "") -> list[int]:
     Raises:
         InputError: the text is not such a list.
     """
-    numbers = words_of(words)
+    numbers = split_words(words)
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
         argument = f"{flag}={words}" if flag else repr(words)
         raise InputError(f"{argument} must be positive whole numbers, such as 512,2048")

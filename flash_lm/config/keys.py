@@ -193,7 +193,7 @@ def keys(cls: type, prefix: str = "") -> Iterator[Key]:
             yield Key(prefix + name, kind, fields[name].metadata, fields[name].default)
 
 
-def names_of(kind: type) -> set[str]:
+def key_names(kind: type) -> set[str]:
     """Full names of a section's keys."""
     (name,) = (name for name, one in SECTIONS.items() if one is kind)
     return {one.name for one in keys(kind, f"{name}.")}

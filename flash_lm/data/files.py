@@ -34,7 +34,7 @@ class DataFile(NamedTuple):
 
 
 def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
-    """The files of a path, in the order of their paths, each with the split that its name says, see `split_of`.
+    """The files of a path, in the order of their paths, each with the split that its name says, see `split_name`.
 
     A path that exists is that file or folder; any other is a glob, in which `**` goes through folders of any depth.
     Hidden files and folders need to be named. Links are followed; a file that several paths lead to is read once. Files
@@ -57,7 +57,7 @@ def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
     paths = sorted(file for file in _walk(root, parts) if os.path.isfile(file))
     if is_folder and endings:
         paths = [file for file in paths if file.endswith(tuple(endings))]
-    files = _unique_files([(file, split_of(os.path.relpath(file, root or "."))) for file in paths])
+    files = _unique_files([(file, split_name(os.path.relpath(file, root or "."))) for file in paths])
     # Decide on the files whose names say no split.
     named = {split for _, split in files}
     if not is_folder and len(named) == 1:
@@ -75,7 +75,7 @@ def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
     return [DataFile(file, split or "train") for file, split in files]
 
 
-def split_of(path: str) -> str | None:
+def split_name(path: str) -> str | None:
     """The split that a relative path says, in its file's name or a folder's.
 
     A name that is one of the words (train.txt, test/) comes before one that has it as a part (wiki.train.txt), and the
@@ -146,7 +146,7 @@ def _folders(root: str) -> Iterator[str]:
     entered = set()
     for folder, below, _ in os.walk(root or ".", followlinks=True):
         relative, real = os.path.relpath(folder, root or "."), os.path.realpath(folder)
-        where = real, split_of(os.path.join(relative, "_"))
+        where = real, split_name(os.path.join(relative, "_"))
         if where in entered:
             below.clear()
             continue

@@ -15,7 +15,7 @@ import pyarrow.compute
 
 from flash_lm.config.data import DataConfig
 from flash_lm.data import hub
-from flash_lm.data.corpus import SPLITS, WHOLE, Piece, cut
+from flash_lm.data.corpus import SPLITS, UNSPLIT, Piece, cut
 from flash_lm.data.local_datasets import FirstRow, absolute, first_row, local_builder
 from flash_lm.errors import InputError
 
@@ -110,7 +110,7 @@ class DatasetCorpus:
         return names
 
     def _rows_of(self, split: str) -> Dataset:
-        return self._available["train"] if split == WHOLE else self._splits[split]
+        return self._available["train"] if split == UNSPLIT else self._splits[split]
 
     def _values(self, split: str) -> list[Any]:
         """The label's value of each row that has text; read once, since it goes through all texts."""
@@ -144,7 +144,7 @@ class StreamedCorpus:
         """The text of a split, document by document."""
         if split == "train":
             texts = self.stream.documents(epoch=0)
-        elif split == WHOLE:
+        elif split == UNSPLIT:
             texts = _texts(self._config, self._splits["train"])
         elif split in self._missing:
             # Held-out documents are chosen by their hash, up to a fixed number.

@@ -68,7 +68,7 @@ def configs_of_parts(config: DataConfig) -> dict[str, DataConfig]:
     return {name: _source_config(config, source) for name, source in zip(names, sources, strict=True)}
 
 
-def parts_of(text: TokenizedText) -> list[TokenizedText]:
+def split_parts(text: TokenizedText) -> list[TokenizedText]:
     """The tokens and documents of each part of a mixture's text; the words, lines and bytes of a part are not known."""
     parts, ends = [], list(itertools.accumulate(text.part_documents))
     for documents, end in zip(text.part_documents, ends, strict=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from flash_lm.config.data import DataConfig
-from flash_lm.data.corpus import SPLITS, WHOLE, Piece
+from flash_lm.data.corpus import SPLITS, UNSPLIT, Piece
 from flash_lm.data.files import DataFile, find_files
 from flash_lm.errors import InputError
 
@@ -66,7 +66,7 @@ class FileCorpus:
             raise InputError(f"corpus {name} is empty: give files with text in --config.data.path")
         self._spans = {split: [c.span for c in contents if c.split == split] for split in SPLITS}
         self._none_for_training = not self._spans["train"]
-        self._spans[WHOLE] = [content.span for content in contents]
+        self._spans[UNSPLIT] = [content.span for content in contents]
         # Hold out the missing splits: by file if that leaves enough to train on, else by blocks of each file.
         missing = [split for split in SPLITS[1:] if not self._spans[split]]
         splits = "" if len(missing) == 2 else f" {[content.split for content in contents]}"

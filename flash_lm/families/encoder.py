@@ -73,7 +73,7 @@ CROSS = {
 }
 
 
-def encoder_of(config: ModelConfig) -> ModelConfig:
+def encoder_config(config: ModelConfig) -> ModelConfig:
     """The config of the encoder of a complete config; `of_layers` completes its layers."""
     options = config[EncoderOptions]
     layers = options.num_layers or config.num_layers
@@ -89,7 +89,7 @@ def encoder_of(config: ModelConfig) -> ModelConfig:
     return changed.put("encoder.family", None)
 
 
-def specs_of(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
+def sublayer_specs(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
     """The specs of a layer's sublayers: its family's, and cross attention if the model has an encoder."""
     row = FAMILIES[layer.family]
     if layer.encoder is None:

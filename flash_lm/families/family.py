@@ -7,7 +7,7 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import FAMILIES, HEADS
 from flash_lm.errors import InputError
-from flash_lm.families.encoder import CROSS, encoder_of, specs_of
+from flash_lm.families.encoder import CROSS, encoder_config, sublayer_specs
 from flash_lm.families.sublayer_spec import EVERYTHING, Default, SublayerSpec
 from flash_lm.ops.logistics import VALUES
 
@@ -45,12 +45,12 @@ def register_family(name: str, row: Family) -> None:
     FAMILIES.register(name, row)
 
 
-def served(families: Iterable[str]) -> frozenset[str]:
+def common_forms(families: Iterable[str]) -> frozenset[str]:
     """Forms that all of these families support, see `SublayerSpec`; a model with a pattern has several."""
     return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
 
 
-def with_form(causal: bool) -> list[str]:
+def families_with_form(causal: bool) -> list[str]:
     """Families that have a causal form, or a bidirectional one."""
     return [name for name, row in FAMILIES.items() if _form(causal) in row.serves]
 
@@ -61,7 +61,7 @@ def _form(causal: bool | None) -> str:
 
 # Defaults that all layers share, from model.family.
 _OF_THE_MODEL: Mapping[str, Default] = {
-    "causal": lambda config: "causal" in served(config.families),
+    "causal": lambda config: "causal" in common_forms(config.families),
     "norm": "layer",
     "head": "softmax",
     "absolute_positions": "none",
@@ -84,7 +84,7 @@ def complete(config: ModelConfig) -> ModelConfig:
 
     Returns:
         The config without open keys that its family reads. With a pattern or an encoder: without open keys that all
-        layers read; the others may differ by layer, see `of_layers`.
+        layers read; the others may differ by layer, see `layer_configs`.
 
     Raises:
         InputError: unknown family, no vocabulary size, or widths that do not go together.
@@ -98,13 +98,13 @@ def complete(config: ModelConfig) -> ModelConfig:
     of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
     config = _closed(config, of_model)
     # Then each layer by the defaults of its family; with an encoder also the layers of the encoder.
-    layers = of_layers(config)
+    layers = layer_configs(config)
     if config.encoder is not None:
-        layers += of_layers(encoder_of(config))
+        layers += layer_configs(encoder_config(config))
     problems = [
         problem
         for layer in dict.fromkeys(layers)
-        for spec in dict.fromkeys(specs_of(layer))
+        for spec in dict.fromkeys(sublayer_specs(layer))
         for problem in spec.problems(layer)
     ]
     # All problems are reported at once, each of them once.
@@ -123,7 +123,7 @@ def _with_encoder(config: ModelConfig) -> ModelConfig:
     return config
 
 
-def of_layers(config: ModelConfig) -> list[ModelConfig]:
+def layer_configs(config: ModelConfig) -> list[ModelConfig]:
     """The config of each layer of a pattern; its open keys are filled in by the layer's family."""
     return [_of_layer(config, name) for name in config.families]
 
@@ -131,7 +131,7 @@ def of_layers(config: ModelConfig) -> list[ModelConfig]:
 def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
     row = FAMILIES[name]
     layer_config = dataclasses.replace(config, family=name, pattern=())
-    of_sublayers = {key: default for spec in specs_of(layer_config) for key, default in spec.defaults.items()}
+    of_sublayers = {key: default for spec in sublayer_specs(layer_config) for key, default in spec.defaults.items()}
     return _closed(layer_config, {**_OF_A_LAYER, **of_sublayers, **row.defaults})
 
 
@@ -142,7 +142,7 @@ def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig
     return config
 
 
-def unread(families: Collection[str], cross: str | None = None) -> set[str]:
+def unused_keys(families: Collection[str], cross: str | None = None) -> set[str]:
     """Keys, such as model.gau.heads, that other models read but these families do not; empty if one is unknown.
 
     Args:

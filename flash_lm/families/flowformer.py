@@ -46,7 +46,7 @@ class FlowCore(PlainCore):
         )
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are not divided by √K."""
         return {"attention": False}
 

@@ -12,7 +12,13 @@ from flash_lm.config.keys import at_least, key, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC
-from flash_lm.families.sublayer_spec import SublayerSpec, of_heads, one_way_problems, times, uneven_head_problems
+from flash_lm.families.sublayer_spec import (
+    SublayerSpec,
+    fraction_per_head,
+    one_way_problems,
+    times,
+    uneven_head_problems,
+)
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
@@ -150,7 +156,11 @@ DELTA = SublayerSpec(
     GatedDeltaAttention,
     (DeltaOptions,),
     frozenset({"num_heads"}),
-    defaults={"delta.key_dim": of_heads(3, 4), "delta.value_dim": of_heads(3, 2), "short_convolution": 4},
+    defaults={
+        "delta.key_dim": fraction_per_head(3, 4),
+        "delta.value_dim": fraction_per_head(3, 2),
+        "short_convolution": 4,
+    },
     problems=_problems,
 )
 ROWS = {

@@ -14,7 +14,7 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC
 from flash_lm.families.sublayer_spec import (
     SublayerSpec,
-    of_heads,
+    fraction_per_head,
     one_way_problems,
     uneven_head_problems,
     width_problems,
@@ -134,7 +134,7 @@ GLA = SublayerSpec(
     GatedLinearAttention,
     (GLAOptions, LinearOptions, ConvolutionOptions),
     frozenset({"num_heads"}),
-    defaults={"gla.key_dim": of_heads(1, 2)},
+    defaults={"gla.key_dim": fraction_per_head(1, 2)},
     problems=_problems,
 )
 ROWS = {

@@ -126,9 +126,9 @@ class LongShortAttention(MultiHeadAttention):
             zeros_HxW = jnp.zeros((self.convolving, count), jnp.dtype(config.param_dtype))
             self.taps = nnx.Param(zeros_HxW, **VECTORS)
         # That of the first layer, unless a stack says which layers these are.
-        self.kernel = LayerArray(self.of_layers(np.zeros(1, np.int32))["kernel"][0])
+        self.kernel = LayerArray(self.layer_arrays(np.zeros(1, np.int32))["kernel"][0])
 
-    def of_layers(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
+    def layer_arrays(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
         """Numbers of taps."""
         self.convolutions.kernels = tuple(self.kernels[n] for n in numbers_N)
         return {"kernel": jnp.asarray(self.convolutions.kernels, jnp.int32)}

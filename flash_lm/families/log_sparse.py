@@ -49,7 +49,7 @@ class LogSparseCore(PlainCore):
         self.state_dtype = jnp.dtype(config.state_dtype)
 
     @property
-    def scaled(self) -> Mapping[str, bool]:
+    def pair_scaling(self) -> Mapping[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
 

@@ -15,7 +15,14 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
-from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, normalised, query_key_norms, split_heads
+from flash_lm.layers.attention import (
+    AttentionSublayer,
+    Projected,
+    apply_qk_norm,
+    join_heads,
+    query_key_norms,
+    split_heads,
+)
 from flash_lm.layers.attention_core import Pair, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -23,16 +30,16 @@ from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.ops import banded_softmax as ops
 from flash_lm.ops.banded_softmax import SoftmaxPart
-from flash_lm.ops.gather_tokens import compacted
+from flash_lm.ops.gather_tokens import index_chosen
 from flash_lm.ops.kv_cache import (
     Ring,
-    after_ring,
     empty_ring,
-    last_of,
     positions_in,
-    sight_after_ring,
-    with_token,
+    roll_ring,
+    unroll_ring,
+    unrolled_sight,
     write,
+    write_token,
 )
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.visibility import Sight
@@ -126,7 +133,7 @@ class WindowCore(PlainCore):
         # Every token attends to the global tokens, gathered to the front of the sequence.
         is_global_BxL = (offsets_BxL < self.global_tokens) & (context.segments.runs_BxL > 0)
         length = v.shape[2]
-        compact = compacted(is_global_BxL, length if context.packed else min(self.global_tokens, length))
+        compact = index_chosen(is_global_BxL, length if context.packed else min(self.global_tokens, length))
         to_global = self._over(q, compact.take(k), compact.take(values), compact.keys(context.sight()))
         # Global tokens attend to all of their document, with the projections of global attention.
         from_global = self._over(
@@ -136,7 +143,9 @@ class WindowCore(PlainCore):
             compact.queries(context.sight()),
         )
         return jnp.where(
-            is_global_BxL[:, None, :, None], compact.put_back(from_global.out_BxHxLxE), ops.joined([near, to_global])
+            is_global_BxL[:, None, :, None],
+            compact.put_back(from_global.out_BxHxLxE),
+            ops.merge_softmaxes([near, to_global]),
         )
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> WindowState:
@@ -150,13 +159,13 @@ class WindowCore(PlainCore):
     ) -> tuple[jax.Array, WindowState]:
         """The new tokens attend to those in the ring and to each other."""
         start_B, real_BxL = context.positions_BxL[:, 0], context.real()
-        seen = after_ring(state.ring, by.pair.k_BxHxLxK, self._split(v)[0], start_B)
+        seen = unroll_ring(state.ring, by.pair.k_BxHxLxK, self._split(v)[0], start_B)
 
         def sight(reach: jax.Array) -> Sight:
-            return sight_after_ring(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
+            return unrolled_sight(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
 
         assert context.lengths_B is not None
-        ring = last_of(seen, self.ring_size, start_B, context.lengths_B)
+        ring = roll_ring(seen, self.ring_size, start_B, context.lengths_B)
         near = self._near(by, seen.key_BxHxRxK, seen.value_BxHxRxE, sight)
         return self._add_global(by, v, context, near, WindowState(ring, state.first))
 
@@ -166,7 +175,7 @@ class WindowCore(PlainCore):
         """Writes the new token to the ring in place, and attends to all of it."""
         q, k = by.pair
         position_B = context.positions_BxL[:, 0]
-        ring = with_token(state.ring, k, self._split(v)[0], position_B, context.real()[:, 0])
+        ring = write_token(state.ring, k, self._split(v)[0], position_B, context.real()[:, 0])
         slot_position_BxR = positions_in(ring, position_B)
         # Which slots are visible: at a multiple of the dilation, inside the window, and not global.
         back_Bx1xR = (position_B[:, None] - slot_position_BxR)[:, None]
@@ -213,7 +222,9 @@ class WindowCore(PlainCore):
         to_global = self._over(by.pair.q_BxHxLxK, key, value, sight)
         from_global = self._over(by.global_pair.q_BxHxLxK, global_key, global_value, sight)
         is_global_BxL = position_BxL < self.global_tokens
-        out = jnp.where(is_global_BxL[:, None, :, None], from_global.out_BxHxLxE, ops.joined([near, to_global]))
+        out = jnp.where(
+            is_global_BxL[:, None, :, None], from_global.out_BxHxLxE, ops.merge_softmaxes([near, to_global])
+        )
         return out.astype(v.dtype), WindowState(state.ring, first)
 
     def _near(self, by: WindowInputs, k: jax.Array, v: jax.Array, sight: Callable[[jax.Array], Sight]) -> SoftmaxPart:
@@ -224,11 +235,11 @@ class WindowCore(PlainCore):
         attend = functools.partial(ops.windowed_softmax, scale=1 / math.sqrt(width), window=self.largest)
 
         def dilated(dilation: int) -> SoftmaxPart:
-            seen = ops.folded_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
-            folded_q, folded_k, folded_v = (ops.folded(x[:, undilated:], dilation) for x in (q, k, v))
+            seen = ops.fold_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
+            folded_q, folded_k, folded_v = (ops.fold_dilation(x[:, undilated:], dilation) for x in (q, k, v))
             out, log_sum = attend(folded_q, folded_k, folded_v, seen)
-            log_sum = ops.unfolded(log_sum[..., None], dilation, length)[..., 0]
-            return SoftmaxPart(ops.unfolded(out, dilation, length), log_sum)
+            log_sum = ops.unfold_dilation(log_sum[..., None], dilation, length)[..., 0]
+            return SoftmaxPart(ops.unfold_dilation(out, dilation, length), log_sum)
 
         # Heads without dilation come first; all layers of a stack share the code, so the dilation is a switch.
         groups = []
@@ -278,10 +289,10 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.convolutions = short_convolutions(dict.fromkeys(self.names, dim), config, convolution)
         self.projection_weights = (len(self.names) + 1) * dim * dim
         # Those of the first layer, unless a stack says which layers these are.
-        first = self.of_layers(np.zeros(1, np.int32))
+        first = self.layer_arrays(np.zeros(1, np.int32))
         self.window, self.stage = (LayerArray(first[name][0]) for name in ("window", "stage"))
 
-    def of_layers(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
+    def layer_arrays(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
         """Windows and dilations."""
         self.core.layers = tuple((self.windows[n], self.gaps[n]) for n in numbers_N)
         layer_windows, layer_gaps = zip(*self.core.layers, strict=True)
@@ -295,14 +306,14 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[WindowInputs]:
         """Splits heads, normalises and rotates queries and keys."""
         q, k, v, *of_global = (split_heads(x, self.heads) for x in maps.values())
-        pairs = {"window": Pair(normalised(q, self.query_norm), normalised(k, self.key_norm))}
+        pairs = {"window": Pair(apply_qk_norm(q, self.query_norm), apply_qk_norm(k, self.key_norm))}
         if of_global:
             global_q, global_k, global_v = of_global
             pairs["global"] = Pair(
-                normalised(global_q, self.global_query_norm), normalised(global_k, self.global_key_norm)
+                apply_qk_norm(global_q, self.global_query_norm), apply_qk_norm(global_k, self.global_key_norm)
             )
             v = jnp.concatenate([v, global_v], axis=-1)
-        pairs = self.rotated(pairs, context)
+        pairs = self.rotate_pairs(pairs, context)
         return Projected(WindowInputs(pairs["window"], pairs.get("global"), self.window[...], self.stage[...]), v)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:

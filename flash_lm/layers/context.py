@@ -36,7 +36,7 @@ class Memory:
         return Sight(jnp.zeros_like(self.first_BxL), self.first_BxL, self.stop_BxL)
 
 
-def memory_of(
+def make_memory(
     x_BxMxD: jax.Array, memory_ids: jax.Array | None, segment_ids: jax.Array | None, length: int, *, packed: bool
 ) -> Memory:
     """The memory of full sequences, for the parallel form.
@@ -115,7 +115,7 @@ class Context:
             return sight_of(self.segments, causal=self.causal, window=window, prefix_BxL=self.prefix_BxL)
         return sight_from_start(self.positions_BxL, self.real(), window, self.prefix_BxL)
 
-    def in_prefix(self) -> jax.Array:
+    def prefix_mask(self) -> jax.Array:
         """Prefill: which tokens are in the prefix of their sequence, B×L; the parallel form has `prefixes_of`."""
         assert self.prefix_BxL is not None
         return self.real() & (self.positions_BxL < self.prefix_BxL)
@@ -126,7 +126,7 @@ class Context:
         return jnp.arange(self.positions_BxL.shape[1])[None] < self.lengths_B[:, None]
 
 
-def of_rows(
+def make_context(
     length: int,
     segment_ids: jax.Array | None = None,
     positions: jax.Array | None = None,
@@ -185,7 +185,7 @@ def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool, limit_key: str
     return beyond_B
 
 
-def of_one_document(x_BxLxD: jax.Array, segments: Segments) -> jax.Array:
+def require_one_document(x_BxLxD: jax.Array, segments: Segments) -> jax.Array:
     """The input of a model that cannot separate documents; NaN in sequences that are not one document, perhaps padded.
 
     Raises:

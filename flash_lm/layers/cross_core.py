@@ -9,7 +9,7 @@ from flax import nnx
 from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Memory
 from flash_lm.layers.sublayer import State
-from flash_lm.ops.linear_attention import elu_plus_one, ratio, with_ones
+from flash_lm.ops.linear_attention import append_ones, elu_plus_one, ratio
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import quadratic_attention
 from flash_lm.ops.visibility import Sight
@@ -111,7 +111,7 @@ class SumsCore(nnx.Module):
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
         """See `CrossCore`; packed sequences compute all pairs."""
         # A column of ones beside the values makes the denominator one more value.
-        q, values = _features(q_BxHxLxK), with_ones(v_BxHxMxE)
+        q, values = _features(q_BxHxLxK), append_ones(v_BxHxMxE)
         if memory.packed:
             sight, k = memory.sight(), _features(k_BxHxMxK)
             ones = jnp.ones(sight.count().shape, jnp.float32)
@@ -126,7 +126,7 @@ class SumsCore(nnx.Module):
     def hold(self, k_BxHxMxK, v_BxHxMxE, lengths_B: jax.Array, state: jax.Array) -> jax.Array:
         """See `CrossCore`."""
         del state
-        return _sums(k_BxHxMxK, with_ones(v_BxHxMxE), lengths_B)
+        return _sums(k_BxHxMxK, append_ones(v_BxHxMxE), lengths_B)
 
     def read(self, q_BxHxLxK: jax.Array, state: jax.Array) -> jax.Array:
         """See `CrossCore`."""

@@ -71,7 +71,7 @@ class MixedChunkCore(PlainCore):
         self.bias = bias(options.size - min(self.reach) * options.size) if bias and self.local else None
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """A pair for each part that is on; scores of the local part are divided by √K."""
         parts = {"local": (self.local, True), "global": (self.global_, False)}
         return {name: is_scaled for name, (is_on, is_scaled) in parts.items() if is_on}
@@ -88,7 +88,7 @@ class MixedChunkCore(PlainCore):
     def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
         """The local and the global part separately, if they are on; their sum is the output."""
         attend = {"local": self._attend_locally, "global": self._attend_globally}
-        return {name: attend[name](pairs[name], v, context) for name in self.scaled}
+        return {name: attend[name](pairs[name], v, context) for name in self.pair_scaling}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
         """Empty chunks and a zero state of global attention; `capacity` is not used."""

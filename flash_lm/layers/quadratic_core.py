@@ -85,7 +85,7 @@ class QuadraticCore(PlainCore):
         return self._attend(q, k, v, context.sight(), q.shape[2])
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
 

@@ -49,16 +49,16 @@ class Stretches(NamedTuple):
     def sight(self, sight: Sight, batch: int) -> Sight:
         """The keys of the stretch that its queries see, (B · count)×size."""
 
-        def of_rows(x_BxL: jax.Array) -> jax.Array:
+        def to_stretches(x_BxL: jax.Array) -> jax.Array:
             full = jnp.broadcast_to(x_BxL, (batch, x_BxL.shape[1]))
             row = jnp.pad(full, ((0, 0), (0, self.count * self.size - full.shape[1])))
             return row.reshape(batch * self.count, self.size)
 
         start = self.ahead - self.reach + self.size * jnp.arange(self.count, dtype=jnp.int32)
         start_Rx1 = jnp.tile(start, batch)[:, None]
-        return Sight(*(of_rows(x) - start_Rx1 for x in sight))
+        return Sight(*(to_stretches(x) - start_Rx1 for x in sight))
 
-    def joined(self, x_RxHxSxE: jax.Array, length: int) -> jax.Array:
+    def merge(self, x_RxHxSxE: jax.Array, length: int) -> jax.Array:
         """The inverse of `queries`, for rows of `length` tokens."""
         _, heads, size, width = x_RxHxSxE.shape
         stretches = jnp.moveaxis(x_RxHxSxE.reshape(-1, self.count, heads, size, width), 1, 2)
@@ -152,7 +152,7 @@ def windowed_softmax(
         return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, scale=scale, window=window)
     q, k, v, seen = cut.queries(q_BxHxLxK), cut.keys(k_BxHxMxK), cut.keys(v_BxHxMxE), cut.sight(sight, batch)
     out, log_sum = banded_softmax(q, k, v, seen, scale=scale, window=window)
-    return SoftmaxPart(cut.joined(out, length), cut.joined(log_sum[..., None], length)[..., 0])
+    return SoftmaxPart(cut.merge(out, length), cut.merge(log_sum[..., None], length)[..., 0])
 
 
 def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: jax.Array) -> SoftmaxPart:
@@ -167,7 +167,7 @@ def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: 
     return SoftmaxPart(mixed.astype(v_BxHxMxE.dtype), (top_BxHxLx1 + jnp.log(total_BxHxLx1))[..., 0])
 
 
-def joined(parts: list[SoftmaxPart]) -> jax.Array:
+def merge_softmaxes(parts: list[SoftmaxPart]) -> jax.Array:
     """Merges softmaxes over disjoint keys by their logs of sums: B×H×L×E, dtype of the outputs."""
     # The share of a part is its sum of exponentials over all: a softmax of the logs of sums.
     sums_PxBxHxL = jnp.stack([part.log_sum_BxHxL for part in parts])
@@ -176,7 +176,7 @@ def joined(parts: list[SoftmaxPart]) -> jax.Array:
     return (share_PxBxHxL[..., None] * out_PxBxHxLxE.astype(jnp.float32)).sum(axis=0).astype(out_PxBxHxLxE.dtype)
 
 
-def folded(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:
+def fold_dilation(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:
     """Dilated windows: every `dilation`-th token becomes a row, (B · dilation)×H×⌈L / dilation⌉×K, zeros at the end.
 
     A dilated window is a plain window on these rows.
@@ -187,15 +187,15 @@ def folded(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:
     return jnp.moveaxis(split, 3, 1).reshape(batch * dilation, heads, -1, width)
 
 
-def unfolded(x_BxHxLxK: jax.Array, dilation: int, length: int) -> jax.Array:
-    """The inverse of `folded`, for rows of `length` tokens."""
+def unfold_dilation(x_BxHxLxK: jax.Array, dilation: int, length: int) -> jax.Array:
+    """The inverse of `fold_dilation`, for rows of `length` tokens."""
     rows, heads, short, width = x_BxHxLxK.shape
     split = jnp.moveaxis(x_BxHxLxK.reshape(-1, dilation, heads, short, width), 1, 3)
     return split.reshape(rows // dilation, heads, short * dilation, width)[:, :, :length]
 
 
-def folded_sight(sight: Sight, dilation: int, batch: int) -> Sight:
-    """The keys that queries of `folded` rows see in their row.
+def fold_sight(sight: Sight, dilation: int, batch: int) -> Sight:
+    """The keys that queries of `fold_dilation` rows see in their row.
 
     Args:
         sight: of the full sequences; the index of the first query must be a multiple of `dilation`, and those of
@@ -204,12 +204,12 @@ def folded_sight(sight: Sight, dilation: int, batch: int) -> Sight:
         batch: B.
     """
 
-    def of_rows(x_BxL: jax.Array) -> jax.Array:
+    def fold(x_BxL: jax.Array) -> jax.Array:
         x_BxL = jnp.broadcast_to(x_BxL, (batch, x_BxL.shape[1]))
         padded = jnp.pad(x_BxL, ((0, 0), (0, -x_BxL.shape[1] % dilation)))
         return jnp.swapaxes(padded.reshape(batch, -1, dilation), 1, 2).reshape(batch * dilation, -1)
 
-    first, stop = of_rows(sight.first_BxL), of_rows(sight.stop_BxL)
+    first, stop = fold(sight.first_BxL), fold(sight.stop_BxL)
     offset = jnp.tile(jnp.arange(dilation, dtype=jnp.int32), batch)[:, None]
     ends = (-((offset - end) // dilation) for end in (first, stop))  # ⌈(end − offset) / dilation⌉
-    return Sight(of_rows(sight.index_BxL) // dilation, *ends)
+    return Sight(fold(sight.index_BxL) // dilation, *ends)

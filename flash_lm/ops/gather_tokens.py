@@ -40,7 +40,7 @@ class Compact(NamedTuple):
         return Sight(sight.index_BxL, first, stop)
 
 
-def compacted(chosen_BxL: jax.Array, most: int) -> Compact:
+def index_chosen(chosen_BxL: jax.Array, most: int) -> Compact:
     """Finds the chosen tokens of each sequence.
 
     Args:

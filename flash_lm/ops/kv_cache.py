@@ -43,7 +43,7 @@ def empty_ring(batch: int, heads: int, size: int, key_width: int, value_width: i
     return Ring(*(jnp.zeros((batch, heads, size, width), dtype) for width in (key_width, value_width)))
 
 
-def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: jax.Array) -> Ring:
+def unroll_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: jax.Array) -> Ring:
     """Unrolls a ring, the oldest token first, and appends new tokens: R + L keys and values.
 
     The token at position p is at index p − start + R. Indices of positions below 0 hold no token.
@@ -61,8 +61,8 @@ def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: 
     return Ring(*(jnp.concatenate(both, axis=2) for both in zip(old, new, strict=True)))
 
 
-def sight_after_ring(size: int, start_B: jax.Array, real_BxL: jax.Array, window: jax.Array, hidden: int = 0) -> Sight:
-    """Visibility of the result of `after_ring` for new tokens, one document per sequence: tokens up to themselves.
+def unrolled_sight(size: int, start_B: jax.Array, real_BxL: jax.Array, window: jax.Array, hidden: int = 0) -> Sight:
+    """Visibility of the result of `unroll_ring` for new tokens, one document per sequence: tokens up to themselves.
 
     Args:
         size: R.
@@ -77,8 +77,8 @@ def sight_after_ring(size: int, start_B: jax.Array, real_BxL: jax.Array, window:
     return Sight(index_BxL, jnp.minimum(first_BxL, stop_BxL), stop_BxL)
 
 
-def last_of(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -> Ring:
-    """The ring of R = `size` tokens after the first `lengths_B` new ones, from the result of `after_ring`."""
+def roll_ring(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -> Ring:
+    """The ring of R = `size` tokens after the first `lengths_B` new ones, from the result of `unroll_ring`."""
     end_Bx1 = (start_B + lengths_B)[:, None]
     slot_1xR = jnp.arange(size, dtype=jnp.int32)[None]
     position_BxR = end_Bx1 - 1 - (end_Bx1 - 1 - slot_1xR) % size  # the last one of each slot
@@ -86,7 +86,7 @@ def last_of(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -
     return Ring(*(_taken(x, index_BxR) for x in joined))
 
 
-def with_token(
+def write_token(
     ring: Ring, k_BxHx1xK: jax.Array, v_BxHx1xE: jax.Array, position_B: jax.Array, real_B: jax.Array
 ) -> Ring:
     """The ring after one token per sequence, written in place; sequences that are not real stay as they are."""

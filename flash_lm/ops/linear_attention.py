@@ -51,7 +51,7 @@ def linear_attention(
     Returns:
         N×L×E, dtype of v. Padding gets zeros.
     """
-    values = with_ones(v_NxLxE)
+    values = append_ones(v_NxLxE)
     sums = linear_sums(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, causal=causal, packed=packed)
     if prefix_BxL is not None:
         # A query after the prefix sees the same keys as a causal query.
@@ -71,7 +71,7 @@ def linear_sums(
     causal: bool,
     packed: bool,
 ) -> jax.Array:
-    """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: from `with_ones`; otherwise as `linear_attention`."""
+    """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: from `append_ones`; otherwise as `linear_attention`."""
     ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
         # Chunkwise form: states of the earlier chunks, and pairs inside the chunk.
@@ -112,7 +112,7 @@ def prefill_linear(
     """
     # Beyond the last position padding may be NaN, and zero times NaN is NaN.
     q_NxLxK, k_NxLxK, v_NxLxE = (jnp.where(real_NxL[..., None], x, 0) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    values, before = with_ones(v_NxLxE), state_NxKxE
+    values, before = append_ones(v_NxLxE), state_NxKxE
     sums, state_NxKxE = prefill_sums(q_NxLxK, k_NxLxK, values, before, real_NxL, chunk_size=chunk_size)
     if first_NxL is not None:
         of_first = before + matmul(jnp.where(first_NxL[..., None], k_NxLxK, 0), values, transpose_a=True)
@@ -171,7 +171,7 @@ def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, sight: Sight, chunk_size: int
     )
 
 
-def with_ones(v_NxLxE: jax.Array) -> jax.Array:
+def append_ones(v_NxLxE: jax.Array) -> jax.Array:
     """The values with a column of ones, whose sum is the denominator, float32."""
     v = v_NxLxE.astype(jnp.float32)
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.banded_softmax import joined, softmax_of_scores
+from flash_lm.ops.banded_softmax import merge_softmaxes, softmax_of_scores
 from flash_lm.ops.matmul import matmul
 
 SELF = -1e5  # score of a token with itself, as published: its weight is 0, unless it sees nothing else
@@ -111,7 +111,7 @@ def lsh_attention(
         places = _along(by_bucket.places_BxHxRxL, order[:, :, None])
         part = _round(q, k, v, places, number, min(window, order.shape[-1]), causal)
         parts.append(jax.tree.map(lambda x, i=inverse, o=order: permuted(x, i, o), part))
-    return joined(parts)
+    return merge_softmaxes(parts)
 
 
 def places_seen(query_place_BxHxR: jax.Array, places_BxHxMxR: jax.Array, window: int) -> jax.Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, run_chunks, sums_before
 from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.log_decay import Running, decayed, running
+from flash_lm.ops.log_decay import Running, decay_between, running
 from flash_lm.ops.matmul import matmul, summed
 from flash_lm.ops.visibility import Sight
 
@@ -146,7 +146,7 @@ class _Chunks(NamedTuple):
 
     def ending(self) -> jax.Array:
         """The state of each chunk over its last document, at the end of the chunk, B×H×G×K×E float32."""
-        weight = decayed(self.end(), self.sums, self._of(self.runs[..., -1:]))
+        weight = decay_between(self.end(), self.sums, self._of(self.runs[..., -1:]))
         return _sum_of(self.k, weighted(self.v, weight))
 
     def from_before(self, initial: jax.Array | None) -> jax.Array:
@@ -156,12 +156,12 @@ class _Chunks(NamedTuple):
     def reading(self, before: jax.Array) -> jax.Array:
         """The outputs q S from the state of earlier chunks."""
         entering = entering_runs(self.runs[:, 0, :, -1])[:, None, :, None]
-        weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
+        weight = decay_between(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
         return weighted(_read(self.q, before), weight)
 
     def from_after(self) -> jax.Array:
         """The state of the chunks after each chunk, after its last token, B×H×G×K×E float32."""
-        weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
+        weight = decay_between(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
         starting = _sum_of(self.k, weighted(self.v, weight))
         starting, first, through = (jnp.flip(x, axis=2) for x in (starting, self.runs[..., 0], self.through()))
         return jnp.flip(_sums_before(starting, first, None, through), axis=2)
@@ -169,7 +169,7 @@ class _Chunks(NamedTuple):
     def reading_after(self, after: jax.Array) -> jax.Array:
         """The outputs q S from the state of later chunks."""
         entering = jnp.flip(entering_runs(jnp.flip(self.runs[:, 0, :, 0], axis=1)), axis=1)[:, None, :, None]
-        weight = decayed(self.end(), self.sums, self._of(entering))
+        weight = decay_between(self.end(), self.sums, self._of(entering))
         return weighted(_read(self.q, after), weight)
 
     def final(self, before: jax.Array) -> jax.Array:
@@ -187,9 +187,9 @@ def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
     visible = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]
     before = jnp.tri(v.shape[-2], dtype=bool)[None, None, None]
     query, key = sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :])
-    weights = decayed(query, key, visible & before)
+    weights = decay_between(query, key, visible & before)
     if not causal:
-        weights += decayed(key, query, visible & ~before)
+        weights += decay_between(key, query, visible & ~before)
     return _product(_times(matmul(q, k, transpose_b=True), weights).astype(v.dtype), v)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flash_lm.ops.banded_softmax import softmax_of_scores
 from flash_lm.ops.chunk_grid import ChunkGrid
 from flash_lm.ops.chunks import to_chunks
-from flash_lm.ops.kv_cache import Ring, positions_in, with_token
+from flash_lm.ops.kv_cache import Ring, positions_in, write_token
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch, local_attention
 from flash_lm.ops.positions import sinusoid, skewed
@@ -109,7 +109,7 @@ def step_segments(
 ) -> tuple[jax.Array, Ring]:
     """Recurrent form, one token per sequence, L = 1: B×H×1×E, and the ring; unreal sequences keep theirs."""
     # Write the token to the ring; content scores against all slots.
-    ring = with_token(ring, by.k_BxHxLxK, v_BxHx1xE, position_B, real_B)
+    ring = write_token(ring, by.k_BxHxLxK, v_BxHx1xE, position_B, real_B)
     slot_position_BxR, now_Bx1 = positions_in(ring, position_B), position_B[:, None]
     first_Bx1 = jnp.maximum(now_Bx1 - now_Bx1 % segment - segment, 0)
     q = by.content_BxHxLxK.astype(ring.key_BxHxRxK.dtype)

@@ -57,7 +57,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
             alone = copy.deepcopy(config)
             problem = override(alone, f"--config.{key}={value}") if value else "an empty value"
             problems += [f"--grid={words}: {problem}"] if problem else []
-            axis[value] = None if problem else value_of(alone, key)
+            axis[value] = None if problem else get_value(alone, key)
     if problems:
         raise InputError.of(problems)
     # Combine the axes; every value must be part of a possible run.
@@ -67,7 +67,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
         chosen = dict(zip(axes, texts, strict=True))
         name = ",".join(f"{key.partition('.')[2] or key}={text}" for key, text in chosen.items()).replace("/", "_")
         changes = {key: axes[key][text] for key, text in chosen.items()}
-        if problem := problem_of(changed(config, changes)):
+        if problem := find_problem(changed(config, changes)):
             impossible[name] = problem
         else:
             runs[name] = changes
@@ -89,12 +89,12 @@ def check_runs(config: ConfigDict, runs: Runs) -> None:
     Raises:
         InputError: configs are wrong, one line per run.
     """
-    problems = {name: problem_of(changed(config, changes)) for name, changes in runs.items()}
+    problems = {name: find_problem(changed(config, changes)) for name, changes in runs.items()}
     if wrong := [f"{name}: {problem}" for name, problem in problems.items() if problem]:
         raise InputError.of(wrong)
 
 
-def problem_of(config: ConfigDict) -> str | None:
+def find_problem(config: ConfigDict) -> str | None:
     """The problem of a config on these devices, on one line; None if it has none."""
     # Also what only a device mesh shows, such as rows that it cannot share.
     try:
@@ -203,7 +203,7 @@ def _has_reached(line: Mapping[str, Any], goal: float | None) -> bool:
     return goal is not None and line.get("reached", 0.0) >= goal
 
 
-def value_of(config: Any, key: str) -> Any:
+def get_value(config: Any, key: str) -> Any:
     """The value of a key such as model.chunks.size.
 
     Raises:

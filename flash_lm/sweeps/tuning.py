@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, raise_stopped, run_study, value_of
+from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, get_value, raise_stopped, run_study
 
 _FACTOR = 2.0
 _PARTS = (4, 2, 1)  # of the budget, by round
@@ -52,7 +52,7 @@ def tune(
     # Each round keeps the best values of the one before.
     lines: list[Line] = []
     for model, changes in models.items():
-        middle = value_of(changed(config, changes), key)
+        middle = get_value(changed(config, changes), key)
         exponents = [*range(-_FIRST, _FIRST + 1)]  # exponents of the factor
         for number, part in enumerate(_PARTS, start=1):
             losses: dict[int, float] = {}
@@ -135,7 +135,7 @@ def _score(folder: pathlib.Path) -> dict[str, Any]:
 def _check(config: Any, key: str, budget: int) -> None:
     """Checks a model's key and the tokens of its first round."""
     try:
-        value = value_of(config, key)
+        value = get_value(config, key)
     except (KeyError, TypeError):
         raise InputError(f"--tune={key}: there is no such key; docs/keys.md lists the keys") from None
     if not isinstance(value, float) or value <= 0:

@@ -19,7 +19,7 @@ from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, name_of
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.runs.hosts import of_all_hosts
+from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.training.train_state import Params, TrainState
 
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -184,7 +184,7 @@ def host_share(sharding: NamedSharding, batch_size: int) -> Share:
     # The indices of the sequences on this host's devices, and those of every other host.
     slices: Any = sharding.addressable_devices_indices_map((batch_size,)).values()
     host_rows = sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
-    groups = sorted({tuple(rows) for rows in of_all_hosts(host_rows)})
+    groups = sorted({tuple(rows) for rows in gather_from_hosts(host_rows)})
     return Share(batch_size, host_rows, groups.index(tuple(host_rows)), len(groups))
 
 
@@ -194,7 +194,7 @@ def check_documents(share: Share) -> None:
     Raises:
         InputError: hosts of two groups read the same sequence.
     """
-    if sum(len(rows) for rows in {tuple(rows) for rows in of_all_hosts(list(share.rows))}) > share.batch_size:
+    if sum(len(rows) for rows in {tuple(rows) for rows in gather_from_hosts(list(share.rows))}) > share.batch_size:
         raise InputError(
             "hosts share some of their rows and not all: a streamed corpus does not support this; choose a mesh.shape "
             "whose data x fsdp is a multiple of the number of hosts"

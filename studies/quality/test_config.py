@@ -11,7 +11,7 @@ from oracles import families as oracle_families
 from flash_lm import build_model
 from flash_lm.cli.load import load_module
 from flash_lm.config.experiment import parse_model
-from flash_lm.families.family import FAMILIES, complete, of_layers
+from flash_lm.families.family import FAMILIES, complete, layer_configs
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
 from flash_lm.models.model_inputs import ModelInputs
@@ -80,7 +80,7 @@ def test_only_what_adds_little_by_itself_starts_as_it_is(name):
 def test_models_start_as_by_default(name):
     changes = STARTS[name]
     by_default = complete(parse_model(config_of(changes | {"model.residual_init": None}).model))
-    own = {layer.residual_init for layer in of_layers(by_default)}
+    own = {layer.residual_init for layer in layer_configs(by_default)}
     assert own == {config_of(changes).model.residual_init}
 
 

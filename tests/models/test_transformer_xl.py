@@ -12,7 +12,7 @@ from flash_lm import build_model
 from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES, complete
-from flash_lm.layers.context import of_rows
+from flash_lm.layers.context import make_context
 from flash_lm.ops.positions import skewed
 from models.cases import LENGTH, SHAPE, Case, assert_close, case, model_config, randomised, state_bytes, tokens
 
@@ -31,7 +31,7 @@ class Attention:
 
     def __call__(self, params, x_LxD) -> jax.Array:
         nnx.replace_by_pure_dict(self.state, jax.tree.map(jnp.asarray, params))
-        context = of_rows(len(x_LxD), causal=self.causal)
+        context = make_context(len(x_LxD), causal=self.causal)
         return nnx.merge(self.graph, self.state)(jnp.asarray(x_LxD, jnp.float32)[None], context)[0]
 
 

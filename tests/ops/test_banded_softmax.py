@@ -14,11 +14,11 @@ from flash_lm.ops import blocked_attention
 from flash_lm.ops.banded_softmax import (
     SoftmaxPart,
     banded_softmax,
-    folded,
-    folded_sight,
-    joined,
+    fold_dilation,
+    fold_sight,
+    merge_softmaxes,
     stretches_of,
-    unfolded,
+    unfold_dilation,
     windowed_softmax,
 )
 from flash_lm.ops.segments import find_segments, whole_row
@@ -151,7 +151,7 @@ def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
         return of_document[b](t, u) and (t - u < WINDOW or u - begin < first)
 
     out, _ = loops(arrays, sees)
-    np.testing.assert_allclose(joined(parts), out, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(merge_softmaxes(parts), out, rtol=1e-5, atol=1e-5)
 
 
 @forms
@@ -160,9 +160,9 @@ def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
 def test_a_window_with_gaps(dilation, causal, blocked, arrays, small_blocks):
     small_blocks(blocked)
     reach = (WINDOW - 1) * dilation + 1
-    sight = folded_sight(seen(causal, reach), dilation, BATCH)
-    part = banded_softmax(*(folded(jnp.asarray(x), dilation) for x in arrays), sight, scale=SCALE, window=WINDOW)
-    out, sums = (unfolded(x, dilation, LENGTH) for x in (part.out_BxHxLxE, part.log_sum_BxHxL[..., None]))
+    sight = fold_sight(seen(causal, reach), dilation, BATCH)
+    part = banded_softmax(*(fold_dilation(jnp.asarray(x), dilation) for x in arrays), sight, scale=SCALE, window=WINDOW)
+    out, sums = (unfold_dilation(x, dilation, LENGTH) for x in (part.out_BxHxLxE, part.log_sum_BxHxL[..., None]))
     near = window_of(causal, reach)
     sees = lambda b, h, t, u: near(b, h, t, u) and (t - u) % dilation == 0
     assert_found(SoftmaxPart(out, sums[..., 0]), loops(arrays, sees))

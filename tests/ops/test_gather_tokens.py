@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.ops.gather_tokens import compacted
+from flash_lm.ops.gather_tokens import index_chosen
 from flash_lm.ops.segments import find_segments
 from flash_lm.ops.visibility import sight_of
 from ops.test_segments import LENGTH, random_ids
@@ -14,7 +14,7 @@ def test_tokens_queries_and_keys():
     batch = len(ids)
     chosen = (random.random((batch, LENGTH)) < 0.3) & (ids > 0)
     most = int(chosen.sum(axis=1).max())
-    compact = compacted(jnp.asarray(chosen), most)
+    compact = index_chosen(jnp.asarray(chosen), most)
     x = random.standard_normal((batch, 2, LENGTH, 3)).astype(np.float32)
     sight = sight_of(find_segments(jnp.asarray(ids)), causal=True)
     taken, queries, keys = compact.take(jnp.asarray(x)), compact.queries(sight), compact.keys(sight)
