@@ -26,6 +26,7 @@ def positive(word: str) -> int:
 
 def count(word: str) -> int:
     """Parses a positive number, which may end in k, M or G, such as 1.5M: a type for argparse."""
+    # A suffix is a factor; 1.5M is 1,500,000.
     digits, factor = (word[:-1], _FACTORS[word[-1]]) if word[-1:] in _FACTORS else (word, 1)
     try:
         number = round(float(digits.replace("_", "")) * factor)

@@ -199,6 +199,7 @@ def identifying_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_prefix(families: Iterable[str]) -> list[str]:
     """A sentence on each of these families that cannot see a prefix both ways."""
+    # The advice lists the families that support prefixes.
     able = ", ".join(name for name, row in FAMILIES.items() if "prefix" in row.serves)
     return [
         f"model.family={name} cannot see a prefix both ways; families that can: {able}"

@@ -95,6 +95,7 @@ def warn_once(line: str) -> None:
 
 def _unique_files(files: list[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
     """Leaves out further paths to a file, whether by symbolic or by hard links; the path that says a split is kept."""
+    # Links to the same file count once, also under other names.
     by_inode: dict[tuple[int, int], tuple[str, str | None]] = {}
     for path, split in files:
         status = os.stat(path)
@@ -143,6 +144,7 @@ def _folders(root: str) -> Iterator[str]:
     Links are followed, but for those that lead up again. A real folder is entered once for each split that its path
     says, so that any cycle of links ends and no file loses its split.
     """
+    # Links to folders are followed, but not in circles, and no folder is entered twice for a split.
     entered = set()
     for folder, below, _ in os.walk(root or ".", followlinks=True):
         relative, real = os.path.relpath(folder, root or "."), os.path.realpath(folder)

@@ -79,6 +79,7 @@ class DatasetCorpus:
         Raises:
             InputError: a document has none.
         """
+        # Every document of the split must have a label.
         rows, kept = self._rows_of(split), self._values(split)
         if missing := sum(_is_missing(rows, self._config.label_column, value) for value in kept):
             raise InputError(
@@ -94,6 +95,7 @@ class DatasetCorpus:
         Raises:
             InputError: the data set names a label that no text has, or has one label only.
         """
+        # The names of the training split define the outputs, in the order of their values.
         rows, column = self._rows_of("train"), self._config.label_column
         name, values = _names_of(rows, column), set(self._values("train"))
         names = tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
@@ -271,6 +273,7 @@ def _with_text(config: DataConfig, rows: Dataset) -> np.ndarray:
 
     A run looks them up whenever it starts. So only rows without a visible ASCII character go through Python.
     """
+    # Most texts have a visible ASCII character, which Arrow finds quickly; only the rest is read.
     unsure = np.zeros(len(rows), bool)
     with hub.explain_errors(config):
         tables = rows.select_columns(_columns(config)).with_format("arrow").iter(_LOOKED_AT)

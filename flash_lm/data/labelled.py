@@ -126,6 +126,7 @@ class LabelledRows:
         """
         del begin
         self._examples: Examples = LabelledText(split) if isinstance(split, TokenizedText) else split
+        # Examples are never cut; texts are.
         if self._examples.longest >= length:
             raise InputError(
                 f"rows of {length} tokens are too short for the examples, which have {self._examples.longest + 1}: set "

@@ -115,6 +115,7 @@ def text_files(config: DataConfig) -> FileCorpus:
 def stdlib(config: DataConfig) -> FileCorpus:
     """The sources of the running interpreter's standard library, without its tests. Differs by Python version."""
     del config
+    # The library's modules without tests and installed packages.
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     paths = [p for p in root.rglob("*.py") if not left_out & set(p.relative_to(root).parts)]
@@ -182,6 +183,7 @@ def _blocks(files: list[Span], missing: list[str]) -> dict[str, list[Span]]:
     """Contiguous blocks of each file, cut at the ends of lines."""
     spans: dict[str, list[Span]] = {split: [] for split in ("train", *missing)}
     for path, first, last in files:
+        # The end of each file is held out, one share per missing split, cut at the start of a line.
         shares = [1 - n * _HELD_OUT for n in range(len(missing), 0, -1)]
         cuts = [first, *(_line_start(path, first + int((last - first) * share)) for share in shares), last]
         for split, start, end in zip(spans, cuts[:-1], cuts[1:], strict=True):
@@ -195,6 +197,7 @@ def _line_start(path: str, offset: int) -> int:
     with _open(path) as file:
         file.seek(offset)
         block = file.read(_BLOCK)
+    # Without a line end nearby, cut between two characters of UTF-8.
     newline = block.find(b"\n")
     if newline >= 0:
         return offset + newline + 1

@@ -140,6 +140,7 @@ def _load_kept(config: DataConfig, cache: pathlib.Path, known: KnownCorpus) -> T
     """The tokens of a run's corpus, if they are in the cache and complete; the corpus itself may be gone."""
     if known.fingerprint is None:
         return None
+    # The corpus itself may be gone: its tokens are named by fingerprint and tokenizer.
     key = _key(known.fingerprint, known.tokenizer)
     for folder in cache.glob(f"*-{key}"):
         with contextlib.suppress(*_DAMAGED):
@@ -224,6 +225,7 @@ def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.
 
 
 def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
+    # Batches of about equal size in bytes, for the parallel tokenizer.
     bar = tqdm(desc=f"tokenise {corpus.name} {split}", total=corpus.size(split), unit="B", unit_scale=True, leave=False)
     batch, size = [], 0
     with bar:

@@ -74,7 +74,8 @@ CROSS = {
 
 
 def encoder_config(config: ModelConfig) -> ModelConfig:
-    """The config of the encoder of a complete config; `of_layers` completes its layers."""
+    """The config of the encoder of a complete config; `layer_configs` completes its layers."""
+    # Keys of the encoder replace those of the model; all others are shared.
     options = config[EncoderOptions]
     layers = options.num_layers or config.num_layers
     changed = dataclasses.replace(

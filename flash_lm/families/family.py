@@ -115,6 +115,7 @@ def complete(config: ModelConfig) -> ModelConfig:
 
 def _with_encoder(config: ModelConfig) -> ModelConfig:
     """The config with the encoder's keys closed, before those of the model take the defaults of the model's family."""
+    # The encoder as a bidirectional model of its family, for that family's defaults.
     alone = dataclasses.replace(config, family=config.encoder, pattern=(), causal=False)
     defaults = FAMILIES[alone.family].defaults
     for name in ("norm", "absolute_positions"):
@@ -149,9 +150,11 @@ def unused_keys(families: Collection[str], cross: str | None = None) -> set[str]
         families: of the layers, and of an encoder.
         cross: the kind of cross attention; None: no cross attention.
     """
+    # Unknown families are reported elsewhere.
     kinds = () if cross is None else (cross,)
     if not (FAMILIES.keys() >= set(families) and CROSS.keys() >= set(kinds)):
         return set()
+    # Everything that any model reads, without what these families read.
     reads = lambda names, kinds: set().union(
         *(FAMILIES[name].reads() for name in names), *(CROSS[kind].reads() for kind in kinds)
     )

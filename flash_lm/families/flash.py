@@ -146,6 +146,7 @@ def _residual_init(config: ModelConfig) -> str:
 
 def _problems(config: ModelConfig) -> list[str]:
     problems, gau = [], config[GAUOptions]
+    # Values split into heads, and rotary positions pair the dimensions of queries and keys.
     if gau.expanded_dim % gau.heads:
         problems.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
     if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:

@@ -122,12 +122,14 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[DeltaInputs]:
         """Heads of queries and keys of length 1, β and decays."""
+        # β, the strength of each write, and the log of the decay, 0 without a gate.
         q, k, v = (split_heads(jax.nn.silu(maps[name]), self.heads) for name in ("query", "key", "value"))
         beta_BxHxL = self.largest_beta * jax.nn.sigmoid(_by_head(maps["beta"]))
         log_decay_BxHxL = jnp.zeros_like(beta_BxHxL)
         if self.step_size is not None:
             rate, bias = (x[...].astype(jnp.float32)[None, :, None] for x in (self.log_rate, self.step_bias))
             log_decay_BxHxL = -jnp.exp(rate) * jax.nn.softplus(_by_head(maps["step_size"]) + bias)
+        # Unit keys keep the eigenvalues of the state's update within 1.
         by = DeltaInputs(_unit(q, 1 / math.sqrt(self.key_width)), _unit(k), log_decay_BxHxL, beta_BxHxL)
         return Projected(by, v, maps["gate"])
 

@@ -109,6 +109,7 @@ def _full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.R
     """Filters from all channels to all channels, in place of linear maps: W·D×D weights for each name."""
     taps, dim = config.short_convolution, config.model_dim
 
+    # Each tap is a D×D map, initialised with the fan-in of all taps.
     def drawn() -> nnx.Param:
         kernel = KERNEL_INITS[config.init](rngs.params(), (taps * dim, dim), jnp.dtype(config.param_dtype))
         return nnx.Param(kernel.reshape(taps, dim, dim))
@@ -118,6 +119,7 @@ def _full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.R
 
 def _problems(config: ModelConfig) -> list[str]:
     problems, options = head_problems(config), config[LogSparseOptions]
+    # The local window must fit into a segment.
     if 0 < options.restart < options.local:
         problems.append(
             f"model.log_sparse.restart={options.restart} must be 0 or at least model.log_sparse.local={options.local}"

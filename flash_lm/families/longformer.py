@@ -158,12 +158,14 @@ class WindowCore(PlainCore):
         self, by: WindowInputs, v: jax.Array, context: Context, state: WindowState
     ) -> tuple[jax.Array, WindowState]:
         """The new tokens attend to those in the ring and to each other."""
+        # The ring with the last tokens is unrolled before the new ones, so windows reach back into it.
         start_B, real_BxL = context.positions_BxL[:, 0], context.real()
         seen = unroll_ring(state.ring, by.pair.k_BxHxLxK, self._split(v)[0], start_B)
 
         def sight(reach: jax.Array) -> Sight:
             return unrolled_sight(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
 
+        # The new ring has the last tokens of all.
         assert context.lengths_B is not None
         ring = roll_ring(seen, self.ring_size, start_B, context.lengths_B)
         near = self._near(by, seen.key_BxHxRxK, seen.value_BxHxRxE, sight)
@@ -189,6 +191,7 @@ class WindowCore(PlainCore):
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Scores and weighted values of the visible pairs, on average over the layers."""
+        # Global tokens see and are seen by all; the others see their windows.
         first = min(self.global_tokens, length)
         rest = length - first
 
@@ -197,6 +200,7 @@ class WindowCore(PlainCore):
             return rest + further * (1 if causal else 2)
 
         of_first = first * (first + 1) // 2 if causal else first * length
+        # Pairs of each layer's window and dilation, averaged over the layers.
         pairs = sum(
             (heads - self.dilated_heads) * near(window, 1) + self.dilated_heads * near(window, dilation)
             for window, dilation in self.layers
@@ -234,6 +238,7 @@ class WindowCore(PlainCore):
         undilated = heads - self.dilated_heads
         attend = functools.partial(ops.windowed_softmax, scale=1 / math.sqrt(width), window=self.largest)
 
+        # A dilated window is a plain window on sequences of every n-th token.
         def dilated(dilation: int) -> SoftmaxPart:
             seen = ops.fold_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
             folded_q, folded_k, folded_v = (ops.fold_dilation(x[:, undilated:], dilation) for x in (q, k, v))
@@ -305,6 +310,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[WindowInputs]:
         """Splits heads, normalises and rotates queries and keys."""
+        # Global attention has separate projections; its values follow the others in the last axis.
         q, k, v, *of_global = (split_heads(x, self.heads) for x in maps.values())
         pairs = {"window": Pair(apply_qk_norm(q, self.query_norm), apply_qk_norm(k, self.key_norm))}
         if of_global:
@@ -323,6 +329,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
 def _problems(config: ModelConfig) -> list[str]:
     problems, window = head_problems(config), config[WindowOptions]
+    # Dilations are by layer, dilated heads within a layer.
     if len(window.dilations) > config.num_layers:
         problems.append(
             f"model.window.dilations={window.dilations} must be at most model.num_layers={config.num_layers} numbers"

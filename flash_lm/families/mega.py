@@ -64,6 +64,7 @@ class MovingAverage(nnx.Module):
         def drawn(deviation: float, mean: jax.Array | float = 0.0) -> nnx.Param:
             return nnx.Param((mean + deviation * jax.random.normal(rngs.params(), shape)).astype(dtype), **VECTORS)
 
+        # Signs alternate over the averages, so that they do not all start alike.
         signs_N = 1.0 - 2 * (jnp.arange(self.sums, dtype=jnp.float32) % 2)
         self.damping, self.decay, self.out = drawn(0.2), drawn(0.2), drawn(1.0)
         self.into = drawn(0.02, signs_N[None, None])
@@ -162,6 +163,7 @@ class MegaUnit(AttentionSublayer[Pairs]):
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
         """Queries and keys are scale-offsets of the same Z."""
+        # Queries and keys come from the moving average, values from the input.
         averaged = maps["averaged"]
         variants = self.variants(silu(self.shared(averaged))[:, None])
         pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])

@@ -56,6 +56,7 @@ class FavorCore(PlainCore):
         self.width = config.model_dim // config.num_heads
         self.features, self.redraw = options.features, options.redraw
         self.uncarried = _REDRAWN if options.redraw else None
+        # The largest power of two that is not above the chunk size.
         self.block_size = 1 << (linear.chunk_size.bit_length() - 1)
         self.frequencies = Frequencies(orthogonal_frequencies(rngs.params(), self.features, self.width))
 

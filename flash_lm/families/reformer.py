@@ -143,6 +143,7 @@ class ReformerAttention(AttentionSublayer[jax.Array]):
 
     def __init__(self, config: ModelConfig, options: LSHOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
+        # Queries and keys share one projection, as in the paper.
         dim = config.model_dim
         self.core, self.rotary = LSHCore(config, options, rngs=rngs), False
         self.heads = self.key_heads = config.num_heads

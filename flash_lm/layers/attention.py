@@ -118,6 +118,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         """The pairs with rotary positions, if the sublayer has them."""
         if self.rotary_width is None:
             return pairs
+        # All pairs of a sublayer have the same width, so they share a table.
         table = context.rotary[self.rotary_width]
         return {name: Pair(*(rotate(x, table) for x in pair)) for name, pair in pairs.items()}
 
@@ -228,6 +229,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
         """Heads of queries, keys and values."""
+        # Heads, then QK-norm, then the variants of MC-TFM, then rotary positions.
         q = split_heads(maps["query"], self.heads)
         k, v = (split_heads(maps[name], self.key_heads) for name in ("key", "value"))
         q, k = apply_qk_norm(q, self.query_norm), apply_qk_norm(k, self.key_norm)

@@ -191,6 +191,7 @@ def require_one_document(x_BxLxD: jax.Array, segments: Segments) -> jax.Array:
     Raises:
         InputError: outside jit, instead of NaN.
     """
+    # A token of one document has its index in the sequence as its offset.
     index_1xL = jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32)[None]
     other_B = ((segments.runs_BxL > 0) & (segments.offsets_BxL != index_1xL)).any(axis=1)
     if not isinstance(other_B, Tracer) and other_B.any():

@@ -44,6 +44,7 @@ class ShortConvolutions(nnx.Module):
 
     def __call__(self, arrays: Arrays, context: Context) -> dict[str, jax.Array]:
         """The arrays, B×L×D each, convolved inside documents where they have a filter."""
+        # Filters do not cross the boundaries of documents.
         assert context.segments is not None
         runs_BxL, convolved = context.segments.runs_BxL, dict(arrays)
         for name in self.names:
@@ -57,6 +58,7 @@ class ShortConvolutions(nnx.Module):
 
     def prefill(self, arrays: Arrays, context: Context, state: Arrays) -> tuple[dict[str, jax.Array], Arrays]:
         """`__call__` from any position of each sequence; and the last inputs of each array."""
+        # The last inputs before padding are the state of the next call.
         assert context.lengths_B is not None
         convolved, after = dict(arrays), {}
         for name in self.names:

@@ -76,6 +76,7 @@ class CrossSublayer(Sublayer):
         """
         if context.memory is None:
             raise InputError("this model has an encoder, and reads a source beside its tokens: give one")
+        # Queries from the sequence, keys and values from the memory.
         q, gate = self.queries(x_BxLxD)
         return self.finish(self.core(q, *self.keys_values(context.memory.x_BxMxD), context.memory), gate)
 
@@ -108,6 +109,7 @@ class CrossAttention(CrossSublayer):
 
     def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
+        # Queries from the decoder, keys and values from the encoder, all of width D.
         dim = config.model_dim
         self.core, self.heads, self.memory_length = core, options.heads, config.max_length
         self.key_width = self.value_width = dim // self.heads

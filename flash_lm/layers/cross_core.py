@@ -90,6 +90,7 @@ class PairsCore(nnx.Module):
         return 2 * heads * length * (key_width + value_width)
 
     def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> jax.Array:
+        # In blocks, so that memory does not grow with the product of both lengths.
         return quadratic_attention(
             q,
             k,

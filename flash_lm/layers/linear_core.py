@@ -91,6 +91,7 @@ class LinearCore(PlainCore):
 
     def _attend_by_kernel(self, backend: str, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
         """Chunkwise form by a kernel: pairs inside the chunk, and the state of the chunks before it."""
+        # The denominator is a further column of the values, so one pass gives both sums.
         assert context.segments is not None
         ones_BxL = jnp.ones(context.segments.runs_BxL.shape, jnp.float32)
         sums = attend_in_chunks(

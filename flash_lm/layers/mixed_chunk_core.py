@@ -171,6 +171,7 @@ class MixedChunkCore(PlainCore):
 
     def _attend_by_kernel(self, backend: str, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """The local part and, if causal, also the global part."""
+        # The causal global term goes into the same kernel; a bidirectional one is added outside.
         assert context.segments is not None
         sight, across, local = context.sight(), None, pairs["local"]
         if self.global_ and context.causal:
@@ -188,6 +189,7 @@ class MixedChunkCore(PlainCore):
         )
 
     def _attend_locally(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array:
+        # Heads are independent, so they are part of the batch.
         sight = context.sight()
         return ops.local_attention(
             heads_into_batch(pair.q_BxHxLxK),

@@ -64,6 +64,7 @@ class QuadraticCore(PlainCore):
         self, config: ModelConfig, options: QuadraticOptions, function: str = "softmax", bias: MakeBias | None = None
     ):
         """A core with the attention function `function`, and optionally a bias."""
+        # The attention function, N and the implementation.
         self.function = function
         self.normalizer = normalizer(config.normalizer, config.divides)
         self.implementation, self.kernels = options.implementation, config.kernels
@@ -97,6 +98,7 @@ class QuadraticCore(PlainCore):
         self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
     ) -> tuple[jax.Array, KeyValueCache]:
         """Writes the new keys and values at their positions, then attends to all up to the query."""
+        # Write first, so that each token also sees itself.
         q, k = pairs["attention"]
         capacity, sight = state.key_BxHxMxK.shape[2], context.sight()
         state = state.append_tokens(k, v, context)
@@ -141,10 +143,12 @@ class QuadraticCore(PlainCore):
         return out.reshape(*shape[:3], v.shape[-1]).astype(dtype)
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
+        # The plain implementation excludes kernels; the reason is part of the message.
         plain = "model.quadratic.implementation=plain" if self.implementation == "plain" else None
         return choose_backend(self.kernels, "quadratic attention", self.function, q.shape[2], q, v, plain)
 
     def _attend_by_kernel(self, backend: str, q, k, v, context: Context) -> jax.Array:
+        # One chunk of the full length: quadratic attention is its local term.
         assert context.segments is not None
         length, sight = q.shape[2], context.sight()
         return attend_in_chunks(
@@ -167,6 +171,7 @@ class QuadraticCore(PlainCore):
 
 
 def _check_cudnn(function: str, has_bias: bool, dtype: str) -> None:
+    # Checked when the model is built, not in its first step.
     platform = jax.default_backend()
     if function != "softmax" or has_bias or dtype == "float32" or platform != "gpu":
         raise InputError(

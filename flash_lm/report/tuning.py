@@ -65,6 +65,7 @@ def _plot(lines: list[Line], best: list[Line], path: pathlib.Path) -> None:
         panels = list(grid.flat)
         for axes in panels[len(best) :]:
             axes.remove()
+        # A panel per model: a curve for each round, and a circle around the chosen value.
         for axes, chosen in zip(panels, best, strict=False):
             lines_of_model = [line for line in lines if line["model"] == chosen["model"] and "loss" in line]
             for i, number in enumerate(sorted({line["round"] for line in lines_of_model})):

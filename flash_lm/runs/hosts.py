@@ -88,6 +88,7 @@ def check_same(**facts: Any) -> None:
     Raises:
         InputError: they differ.
     """
+    # Each fact is compared with that of the first host.
     all_facts = gather_from_hosts(facts)
     if differing := [
         name for name in facts if any(facts_of_host[name] != all_facts[0][name] for facts_of_host in all_facts)

@@ -49,6 +49,7 @@ def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
     """Appends lines to a JSONL file, instead of a truncated last one; creates its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A process that was killed may have left a part of a line.
     with open(path, "ab+") as file:
         file.seek(0)
         content = file.read()

@@ -49,6 +49,7 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[None]:
 
 def take(file: TextIO) -> str | None:
     """Locks an open file until it is closed, and writes the holder into it; if it is locked, returns the holder."""
+    # The lock belongs to the open file, so it ends with the process; its text says who holds it.
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
