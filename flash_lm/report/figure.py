@@ -22,7 +22,7 @@ def can_draw() -> bool:
 
 
 @contextlib.contextmanager
-def drawing(path: pathlib.Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
+def new_figure(path: pathlib.Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
     """Makes a figure with rows × columns of axes, and writes it when the block ends.
 
     Args:

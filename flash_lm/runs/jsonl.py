@@ -58,7 +58,7 @@ def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
         file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
+def group_lines(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
     """Groups lines by the values of these keys, None where a line has none, in their order."""
     groups: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:

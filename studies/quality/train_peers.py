@@ -29,7 +29,7 @@ from flash_lm.data.share import single_host_share
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import hash_of_files, provenance
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.evaluation import block_sums, compute_scores
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
@@ -80,7 +80,7 @@ class PeerRun(NamedTuple):
             texts: identifies all texts.
             python: of the peers' environment.
         """
-        config = changed(self.ours.config, {"model.residual_init": "as_init"})
+        config = apply_changes(self.ours.config, {"model.residual_init": "as_init"})
         known = study_hash(config, texts, self.peer, self.rate)
         return Job(self.name, self.at, known, lambda folder, should_stop: make(self, python, folder))
 
@@ -149,7 +149,7 @@ def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Lin
         RunError: the peer cannot be built or trained, or has another size.
     """
     ((name, changes),) = schedules(asked.ours, asked.rate, folder).items()
-    experiment = build_experiment(parse(changed(asked.ours.config, changes)))
+    experiment = build_experiment(parse(apply_changes(asked.ours.config, changes)))
     config, train = experiment.config, experiment.config.train
     schedule = learning_rate(train)
     question: Line = {

@@ -16,7 +16,7 @@ from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train
 
@@ -34,7 +34,7 @@ def config(tmp_path):
             file.parent.mkdir(exist_ok=True)
             file.write_text(f"{number} {name * (30 + 100 * 'abc'.index(name))}\n" * 4)
     mixture = tuple((str(tmp_path / name), share) for name, share in zip("abc", SHARES, strict=True))
-    return changed(small_config("", tmp_path / "cache"), {"data.path": None, "data.mixture": mixture})
+    return apply_changes(small_config("", tmp_path / "cache"), {"data.path": None, "data.mixture": mixture})
 
 
 class Numbers:
@@ -121,7 +121,7 @@ def test_a_mixture_is_the_text_of_its_parts(config):
         found: Any = experiment.evaluation_rows(split)
         start = 0
         for number, (place, _) in enumerate(config.data.mixture):
-            own = load_splits(parse(changed(config, {"data.mixture": (), "data.path": place})).data)
+            own = load_splits(parse(apply_changes(config, {"data.mixture": (), "data.path": place})).data)
             rows = StreamRows(own.splits[split], 32, own.tokenizer.begin)
             assert found.ranges[number] == range(start, start + len(rows))
             for i in range(len(rows)):
@@ -163,12 +163,12 @@ def test_a_run_resumes_and_scores_each_part(config, tmp_path):
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert saved["data"]["mixture"][0][1] == 0.5
     with pytest.raises(InputError, match=r"data.mixture=.* there"):
-        train(changed(config, {"data.mixture": config.data.mixture[:2]}), tmp_path / "run")
+        train(apply_changes(config, {"data.mixture": config.data.mixture[:2]}), tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_masked_models_learn_from_mixtures(config, tmp_path):
-    train(changed(config, {"task": "masked_lm", "data.masking.rate": 0.3}), tmp_path / "run")
+    train(apply_changes(config, {"task": "masked_lm", "data.masking.rate": 0.3}), tmp_path / "run")
     line = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
     assert {"loss/a", "loss/b", "loss/c"} <= line.keys()
 
@@ -189,24 +189,26 @@ def test_masked_models_learn_from_mixtures(config, tmp_path):
 )
 def test_what_cannot_be_mixed_is_refused(config, changes, message):
     with pytest.raises(InputError, match=message):
-        parse(changed(config, changes))
+        parse(apply_changes(config, changes))
 
 
 def test_a_part_without_text_is_named(config, tmp_path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "one.txt").write_text("x")
     with pytest.raises(InputError, match=r"corpus text is too small|corpus d is too small"):
-        load_splits(parse(changed(config, {"data.mixture": (*config.data.mixture, (str(tmp_path / "d"), 1))})).data)
+        load_splits(
+            parse(apply_changes(config, {"data.mixture": (*config.data.mixture, (str(tmp_path / "d"), 1))})).data
+        )
     missing = (*config.data.mixture, (str(tmp_path / "nowhere"), 1))
     with pytest.raises(InputError, match="no file matches data.path=.*nowhere"):
-        load_splits(parse(changed(config, {"data.mixture": missing})).data)
+        load_splits(parse(apply_changes(config, {"data.mixture": missing})).data)
 
 
 @pytest.mark.slow
 def test_places_with_the_same_name_keep_their_places(config, tmp_path):
     other = write_corpus(tmp_path / "more" / "a")
     mixture = ((str(tmp_path / "a"), 1), (str(tmp_path / "more" / "a"), 1))
-    corpus = load_splits(parse(changed(config, {"data.mixture": mixture})).data)
+    corpus = load_splits(parse(apply_changes(config, {"data.mixture": mixture})).data)
     assert other and corpus.parts == tuple(place for place, _ in mixture)
     assert corpus.name == "a-a" and {x.name for x in tmp_path.iterdir()} == {*"abc", "more", "cache"}
     assert {x.name for x in (tmp_path / "a").iterdir()} == {f"{i}.txt" for i in range(8)}, "nothing beside the text"
