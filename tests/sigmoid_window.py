@@ -37,7 +37,7 @@ class SigmoidWindowCore(UndecodableCore):
         q, k = pairs["attention"]
         scores = jnp.einsum("bhlk,bhmk->bhlm", q, k) / math.sqrt(q.shape[-1]) - math.log(self.reach)
         # What a token sees: causal or not, its own document, no padding.
-        visible = context.sight(self.reach).visible(jnp.arange(k.shape[2]))
+        visible = context.key_span(self.reach).visible(jnp.arange(k.shape[2]))
         weights = jnp.where(visible[:, None], jax.nn.sigmoid(scores), 0)
         return jnp.einsum("bhlm,bhme->bhle", weights, v_BxHxLxE)
 

@@ -19,9 +19,9 @@ from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.adaptive_span import log_mask, reach
 from flash_lm.ops.banded_softmax import SoftmaxPart, banded_softmax, softmax_of_scores
-from flash_lm.ops.kv_cache import Ring, empty_ring, positions_in, roll_ring, unroll_ring, unrolled_sight, write_token
+from flash_lm.ops.kv_cache import Ring, empty_ring, positions_in, roll_ring, unroll_ring, unrolled_key_span, write_token
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 @section("model.span")
@@ -66,7 +66,7 @@ class SpanCore(PlainCore):
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         q, k = pairs["span"]
-        return self._attend(q, k, v, context.sight(self._window())).out_BxHxLxE
+        return self._attend(q, k, v, context.key_span(self._window())).out_BxHxLxE
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Ring:
         """An empty ring of the last tokens; `capacity` is not used."""
@@ -79,8 +79,8 @@ class SpanCore(PlainCore):
         # Parallel form over the ring followed by the new tokens, with the spans as a sliding window.
         start_B = context.positions_BxL[:, 0]
         cache = unroll_ring(state, k, v, start_B)
-        sight = unrolled_sight(self.limit, start_B, context.real(), self._window())
-        out = self._attend(q, cache.key_BxHxRxK, cache.value_BxHxRxE, sight).out_BxHxLxE
+        key_span = unrolled_key_span(self.limit, start_B, context.real(), self._window())
+        out = self._attend(q, cache.key_BxHxRxK, cache.value_BxHxRxE, key_span).out_BxHxLxE
         return out.astype(v.dtype), roll_ring(cache, self.limit, start_B, context.lengths_B)
 
     def step(self, pairs: Pairs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
@@ -106,10 +106,10 @@ class SpanCore(PlainCore):
     def _window(self) -> jax.Array:
         return jnp.minimum(reach(self.spans(), self.ramp), self.limit)
 
-    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> SoftmaxPart:
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan) -> SoftmaxPart:
         bias = lambda distance: log_mask(self.spans(), distance, self.ramp)
         scale = 1 / math.sqrt(q.shape[-1])
-        return banded_softmax(q.astype(k.dtype), k, v, sight, scale=scale, window=self.ramp, bias=bias)
+        return banded_softmax(q.astype(k.dtype), k, v, key_span, scale=scale, window=self.ramp, bias=bias)
 
 
 def _in_bounds(share_H: jax.Array) -> jax.Array:

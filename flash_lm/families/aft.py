@@ -89,7 +89,7 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
         if bias is not None:
             all_tokens = lambda x, axis: jnp.expand_dims(x, axis)
             w = bias.tile(Rectangles(keys=all_tokens, queries=all_tokens))[:, :, 0]
-            visible_BxLxL = context.sight().visible(jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32))
+            visible_BxLxL = context.key_span().visible(jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32))
             weights["exp(w)"] = jnp.where(visible_BxLxL[:, None], jnp.exp(w), 0)
         return weights
 

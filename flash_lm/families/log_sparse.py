@@ -57,7 +57,7 @@ class LogSparseCore(PlainCore):
         """B×H×L×E."""
         q, k = pairs["attention"]
         offsets = self._offsets(v.shape[2], context.causal)
-        return attend_at_offsets(q, k, v, context.sight(), offsets, scale=1 / math.sqrt(q.shape[-1]))
+        return attend_at_offsets(q, k, v, context.key_span(), offsets, scale=1 / math.sqrt(q.shape[-1]))
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
         """An empty KV cache for `capacity` tokens per sequence: any token may be needed again."""
@@ -71,7 +71,7 @@ class LogSparseCore(PlainCore):
         q, k = pairs["attention"]
         state = state.append_tokens(k, v, context)
         offsets = self._offsets(state.key_BxHxMxK.shape[2], causal=True)
-        out = attend_in_cache(q, *state, context.sight(), offsets, scale=1 / math.sqrt(q.shape[-1]))
+        out = attend_in_cache(q, *state, context.key_span(), offsets, scale=1 / math.sqrt(q.shape[-1]))
         return out.astype(v.dtype), state
 
     step = prefill

@@ -37,12 +37,12 @@ from flash_lm.ops.kv_cache import (
     positions_in,
     roll_ring,
     unroll_ring,
-    unrolled_sight,
+    unrolled_key_span,
     write,
     write_token,
 )
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 def _dilations(gaps: tuple) -> str | None:
@@ -120,27 +120,27 @@ class WindowCore(PlainCore):
         """B×H×L×E."""
         assert context.segments is not None
         (q, k), (values, global_values), offsets_BxL = by.pair, self._split(v), context.segments.offsets_BxL
-        start_BxL = context.sight().index_BxL - offsets_BxL
+        start_BxL = context.key_span().index_BxL - offsets_BxL
 
-        def sight(reach: jax.Array) -> Sight:
-            index, first, stop = context.sight(reach)
-            return Sight(index, jnp.minimum(jnp.maximum(first, start_BxL + self.global_tokens), stop), stop)
+        def key_span(reach: jax.Array) -> KeySpan:
+            index, first, stop = context.key_span(reach)
+            return KeySpan(index, jnp.minimum(jnp.maximum(first, start_BxL + self.global_tokens), stop), stop)
 
         # Every token attends to its window, without the global tokens.
-        near = self._near(by, k, values, sight)
+        near = self._near(by, k, values, key_span)
         if by.global_pair is None:
             return near.out_BxHxLxE
         # Every token attends to the global tokens, gathered to the front of the sequence.
         is_global_BxL = (offsets_BxL < self.global_tokens) & (context.segments.runs_BxL > 0)
         length = v.shape[2]
         compact = index_chosen(is_global_BxL, length if context.packed else min(self.global_tokens, length))
-        to_global = self._over(q, compact.take(k), compact.take(values), compact.keys(context.sight()))
+        to_global = self._over(q, compact.take(k), compact.take(values), compact.keys(context.key_span()))
         # Global tokens attend to all of their document, with the projections of global attention.
         from_global = self._over(
             compact.take(by.global_pair.q_BxHxLxK),
             by.global_pair.k_BxHxLxK,
             global_values,
-            compact.queries(context.sight()),
+            compact.queries(context.key_span()),
         )
         return jnp.where(
             is_global_BxL[:, None, :, None],
@@ -162,13 +162,13 @@ class WindowCore(PlainCore):
         start_B, real_BxL = context.positions_BxL[:, 0], context.real()
         seen = unroll_ring(state.ring, by.pair.k_BxHxLxK, self._split(v)[0], start_B)
 
-        def sight(reach: jax.Array) -> Sight:
-            return unrolled_sight(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
+        def key_span(reach: jax.Array) -> KeySpan:
+            return unrolled_key_span(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
 
         # The new ring has the last tokens of all.
         assert context.lengths_B is not None
         ring = roll_ring(seen, self.ring_size, start_B, context.lengths_B)
-        near = self._near(by, seen.key_BxHxRxK, seen.value_BxHxRxE, sight)
+        near = self._near(by, seen.key_BxHxRxK, seen.value_BxHxRxE, key_span)
         return self._add_global(by, v, context, near, WindowState(ring, state.first))
 
     def step(
@@ -221,18 +221,20 @@ class WindowCore(PlainCore):
         first = tuple(write(old, x, slot_BxL) for old, x in zip(state.first, new, strict=True))
         # A token sees the global tokens up to itself.
         stop_BxL = jnp.where(real_BxL, jnp.minimum(position_BxL + 1, self.global_tokens), 0)
-        sight = Sight(position_BxL, jnp.zeros_like(stop_BxL), stop_BxL)
+        key_span = KeySpan(position_BxL, jnp.zeros_like(stop_BxL), stop_BxL)
         key, value, global_key, global_value = first
-        to_global = self._over(by.pair.q_BxHxLxK, key, value, sight)
-        from_global = self._over(by.global_pair.q_BxHxLxK, global_key, global_value, sight)
+        to_global = self._over(by.pair.q_BxHxLxK, key, value, key_span)
+        from_global = self._over(by.global_pair.q_BxHxLxK, global_key, global_value, key_span)
         is_global_BxL = position_BxL < self.global_tokens
         out = jnp.where(
             is_global_BxL[:, None, :, None], from_global.out_BxHxLxE, ops.merge_softmaxes([near, to_global])
         )
         return out.astype(v.dtype), WindowState(state.ring, first)
 
-    def _near(self, by: WindowInputs, k: jax.Array, v: jax.Array, sight: Callable[[jax.Array], Sight]) -> SoftmaxPart:
-        """Softmax over the sliding window; `sight`: window -> what the queries see."""
+    def _near(
+        self, by: WindowInputs, k: jax.Array, v: jax.Array, key_span: Callable[[jax.Array], KeySpan]
+    ) -> SoftmaxPart:
+        """Softmax over the sliding window; `key_span`: window -> what the queries see."""
         q = by.pair.q_BxHxLxK.astype(k.dtype)
         batch, heads, length, width = q.shape
         undilated = heads - self.dilated_heads
@@ -240,7 +242,7 @@ class WindowCore(PlainCore):
 
         # A dilated window is a plain window on sequences of every n-th token.
         def dilated(dilation: int) -> SoftmaxPart:
-            seen = ops.fold_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
+            seen = ops.fold_key_span(key_span((by.window - 1) * dilation + 1), dilation, batch)
             folded_q, folded_k, folded_v = (ops.fold_dilation(x[:, undilated:], dilation) for x in (q, k, v))
             out, log_sum = attend(folded_q, folded_k, folded_v, seen)
             log_sum = ops.unfold_dilation(log_sum[..., None], dilation, length)[..., 0]
@@ -249,14 +251,14 @@ class WindowCore(PlainCore):
         # Heads without dilation come first; all layers of a stack share the code, so the dilation is a switch.
         groups = []
         if undilated:
-            groups.append(attend(q[:, :undilated], k[:, :undilated], v[:, :undilated], sight(by.window)))
+            groups.append(attend(q[:, :undilated], k[:, :undilated], v[:, :undilated], key_span(by.window)))
         if self.dilated_heads:
             groups.append(jax.lax.switch(by.stage, [functools.partial(dilated, gap) for gap in self.dilations]))
         return SoftmaxPart(*(jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True)))
 
-    def _over(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> SoftmaxPart:
+    def _over(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan) -> SoftmaxPart:
         """Softmax over all keys that are seen."""
-        return ops.banded_softmax(q.astype(k.dtype), k, v, sight, scale=1 / math.sqrt(q.shape[-1]), window=None)
+        return ops.banded_softmax(q.astype(k.dtype), k, v, key_span, scale=1 / math.sqrt(q.shape[-1]), window=None)
 
     def _split(self, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The values of the window, and those of global attention."""

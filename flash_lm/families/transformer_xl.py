@@ -49,7 +49,7 @@ class SegmentCore(PlainCore):
     def __call__(self, by: SegmentInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         reach = ops.BACK if context.causal else ops.AROUND
-        return ops.attend_segments(by, self._values(v), context.sight(), segment=self.segment, reach=reach)
+        return ops.attend_segments(by, self._values(v), context.key_span(), segment=self.segment, reach=reach)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Ring:
         """Two segments without tokens; `capacity` is not used."""

@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from flash_lm.errors import InputError
 from flash_lm.ops.segments import Segments, find_segments, whole_row
-from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
+from flash_lm.ops.visibility import KeySpan, causal_key_span, document_key_span
 
 
 @jax.tree_util.register_dataclass
@@ -31,9 +31,9 @@ class Memory:
     stop_BxL: jax.Array
     packed: bool = dataclasses.field(metadata={"static": True})
 
-    def sight(self) -> Sight:
+    def key_span(self) -> KeySpan:
         """The span of the memory that each token sees; positions of the tokens do not matter."""
-        return Sight(jnp.zeros_like(self.first_BxL), self.first_BxL, self.stop_BxL)
+        return KeySpan(jnp.zeros_like(self.first_BxL), self.first_BxL, self.stop_BxL)
 
 
 def make_memory(
@@ -105,15 +105,15 @@ class Context:
             return self
         return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, number))
 
-    def sight(self, window: int | jax.Array | None = None) -> Sight:
+    def key_span(self, window: int | jax.Array | None = None) -> KeySpan:
         """The keys that each token sees: in training, in its document; in decoding, in its sequence up to itself.
 
         Args:
             window: only keys fewer than this many tokens away (sliding window); None: any.
         """
         if self.segments is not None:
-            return sight_of(self.segments, causal=self.causal, window=window, prefix_BxL=self.prefix_BxL)
-        return sight_from_start(self.positions_BxL, self.real(), window, self.prefix_BxL)
+            return document_key_span(self.segments, causal=self.causal, window=window, prefix_BxL=self.prefix_BxL)
+        return causal_key_span(self.positions_BxL, self.real(), window, self.prefix_BxL)
 
     def prefix_mask(self) -> jax.Array:
         """Prefill: which tokens are in the prefix of their sequence, B×L; the parallel form has `prefixes_of`."""

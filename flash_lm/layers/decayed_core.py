@@ -63,7 +63,7 @@ class DecayedCore(PlainCore):
             context.segments.runs_BxL,
             chunk_size=self.chunk_size,
             causal=context.causal,
-            kernel=Kernel(backend, context.sight()) if backend else None,
+            kernel=Kernel(backend, context.key_span()) if backend else None,
         )
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:

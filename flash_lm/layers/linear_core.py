@@ -100,7 +100,7 @@ class LinearCore(PlainCore):
             k,
             append_ones(v),
             context.segments.runs_BxL,
-            context.sight(),
+            context.key_span(),
             chunk_size=self.chunk_size,
             divisor_BxL=ones_BxL,
             across=Across(q, k, ones_BxL),

@@ -12,7 +12,7 @@ from flash_lm.ops import blocked_attention
 from flash_lm.ops.blocked_attention import Settings
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import Bias, scores_of
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 _TIMES = 8  # queries of a stretch over its reach: a quarter of the keys is stored twice, and none is visited more often
 
@@ -46,7 +46,7 @@ class Stretches(NamedTuple):
         )
         return jnp.concatenate([before[:, :, :reach], same, after[:, :, :reach]], axis=2)
 
-    def sight(self, sight: Sight, batch: int) -> Sight:
+    def key_span(self, key_span: KeySpan, batch: int) -> KeySpan:
         """The keys of the stretch that its queries see, (B · count)×size."""
 
         def to_stretches(x_BxL: jax.Array) -> jax.Array:
@@ -56,7 +56,7 @@ class Stretches(NamedTuple):
 
         start = self.ahead - self.reach + self.size * jnp.arange(self.count, dtype=jnp.int32)
         start_Rx1 = jnp.tile(start, batch)[:, None]
-        return Sight(*(to_stretches(x) - start_Rx1 for x in sight))
+        return KeySpan(*(to_stretches(x) - start_Rx1 for x in key_span))
 
     def merge(self, x_RxHxSxE: jax.Array, length: int) -> jax.Array:
         """The inverse of `queries`, for rows of `length` tokens."""
@@ -111,7 +111,7 @@ def banded_softmax(
     q_BxHxLxK: jax.Array,
     k_BxHxMxK: jax.Array,
     v_BxHxMxE: jax.Array,
-    sight: Sight,
+    key_span: KeySpan,
     *,
     scale: float,
     window: int | None,
@@ -123,23 +123,23 @@ def banded_softmax(
         q_BxHxLxK: queries.
         k_BxHxMxK: keys, at indices 0 … M − 1.
         v_BxHxMxE: values.
-        sight: what the queries see; its window may differ by layer, as a traced number.
+        key_span: keys that each query sees; its window may differ by layer, as a traced number.
         scale: factor of q kᵀ.
         window: static; about as many keys as a query sees, for the size of blocks; None: all.
         bias: added to the scores, by the distance from query to key; see `blocked_attention.bias_of_heads`. It can hide
             keys, so windows may differ by head.
     """
     if q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
-        no_divisor = jnp.ones(sight.first_BxL.shape, jnp.float32)
+        no_divisor = jnp.ones(key_span.first_BxL.shape, jnp.float32)
         settings = Settings("softmax", scale)
         return SoftmaxPart(
-            *blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, no_divisor, settings, bias, window)
+            *blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, key_span, no_divisor, settings, bias, window)
         )
-    return softmax_of_scores(*scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias), v_BxHxMxE)
+    return softmax_of_scores(*scores_of(q_BxHxLxK, k_BxHxMxK, key_span, scale, bias), v_BxHxMxE)
 
 
 def windowed_softmax(
-    q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, sight: Sight, *, scale: float, window: int
+    q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, key_span: KeySpan, *, scale: float, window: int
 ) -> SoftmaxPart:
     """Sliding-window softmax: `banded_softmax` on stretches, for a window that is not longer than `window`.
 
@@ -149,8 +149,8 @@ def windowed_softmax(
     # A long sequence becomes a batch of stretches, so that time grows with length times window.
     cut = stretches_of(length, k_BxHxMxK.shape[2], window)
     if cut is None:
-        return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, scale=scale, window=window)
-    q, k, v, seen = cut.queries(q_BxHxLxK), cut.keys(k_BxHxMxK), cut.keys(v_BxHxMxE), cut.sight(sight, batch)
+        return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, key_span, scale=scale, window=window)
+    q, k, v, seen = cut.queries(q_BxHxLxK), cut.keys(k_BxHxMxK), cut.keys(v_BxHxMxE), cut.key_span(key_span, batch)
     out, log_sum = banded_softmax(q, k, v, seen, scale=scale, window=window)
     return SoftmaxPart(cut.merge(out, length), cut.merge(log_sum[..., None], length)[..., 0])
 
@@ -194,11 +194,11 @@ def unfold_dilation(x_BxHxLxK: jax.Array, dilation: int, length: int) -> jax.Arr
     return split.reshape(rows // dilation, heads, short * dilation, width)[:, :, :length]
 
 
-def fold_sight(sight: Sight, dilation: int, batch: int) -> Sight:
+def fold_key_span(key_span: KeySpan, dilation: int, batch: int) -> KeySpan:
     """The keys that queries of `fold_dilation` rows see in their row.
 
     Args:
-        sight: of the full sequences; the index of the first query must be a multiple of `dilation`, and those of
+        key_span: of the full sequences; the index of the first query must be a multiple of `dilation`, and those of
             adjacent queries differ by one.
         dilation: distance from one token of a folded row to the next.
         batch: B.
@@ -209,7 +209,7 @@ def fold_sight(sight: Sight, dilation: int, batch: int) -> Sight:
         padded = jnp.pad(x_BxL, ((0, 0), (0, -x_BxL.shape[1] % dilation)))
         return jnp.swapaxes(padded.reshape(batch, -1, dilation), 1, 2).reshape(batch * dilation, -1)
 
-    first, stop = fold(sight.first_BxL), fold(sight.stop_BxL)
+    first, stop = fold(key_span.first_BxL), fold(key_span.stop_BxL)
     offset = jnp.tile(jnp.arange(dilation, dtype=jnp.int32), batch)[:, None]
     ends = (-((offset - end) // dilation) for end in (first, stop))  # ⌈(end − offset) / dilation⌉
-    return Sight(fold(sight.index_BxL) // dilation, *ends)
+    return KeySpan(fold(key_span.index_BxL) // dilation, *ends)

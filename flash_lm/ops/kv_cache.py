@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 def write(cache_BxHxMxK: jax.Array, new_BxHxLxK: jax.Array, slot_BxL: jax.Array) -> jax.Array:
@@ -61,7 +61,9 @@ def unroll_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B:
     return Ring(*(jnp.concatenate(both, axis=2) for both in zip(old, new, strict=True)))
 
 
-def unrolled_sight(size: int, start_B: jax.Array, real_BxL: jax.Array, window: jax.Array, hidden: int = 0) -> Sight:
+def unrolled_key_span(
+    size: int, start_B: jax.Array, real_BxL: jax.Array, window: jax.Array, hidden: int = 0
+) -> KeySpan:
     """Visibility of the result of `unroll_ring` for new tokens, one document per sequence: tokens up to themselves.
 
     Args:
@@ -74,7 +76,7 @@ def unrolled_sight(size: int, start_B: jax.Array, real_BxL: jax.Array, window: j
     index_BxL = jnp.broadcast_to(size + jnp.arange(real_BxL.shape[1], dtype=jnp.int32), real_BxL.shape)
     stop_BxL = jnp.where(real_BxL, index_BxL + 1, 0)
     first_BxL = jnp.maximum(index_BxL - window + 1, size - start_B[:, None] + hidden)
-    return Sight(index_BxL, jnp.minimum(first_BxL, stop_BxL), stop_BxL)
+    return KeySpan(index_BxL, jnp.minimum(first_BxL, stop_BxL), stop_BxL)
 
 
 def roll_ring(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -> Ring:

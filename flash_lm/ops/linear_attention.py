@@ -16,7 +16,7 @@ from flash_lm.ops.mixed_chunk_attention import (
     local_attention,
 )
 from flash_lm.ops.segments import Segments, prefixes_of
-from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
+from flash_lm.ops.visibility import KeySpan, causal_key_span, document_key_span
 
 
 def elu_plus_one(x: jax.Array) -> jax.Array:
@@ -75,12 +75,12 @@ def linear_sums(
     ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
         # Chunkwise form: states of the earlier chunks, and pairs inside the chunk.
-        sight = sight_of(segments, causal=True)
-        weight_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, ones, 0)
+        key_span = document_key_span(segments, causal=True)
+        weight_BxL = jnp.where(key_span.before_chunk(chunk_size) > 0, ones, 0)
         sums, _ = global_attention(
             q_NxLxK, k_NxLxK, values, segments.runs_BxL, chunk_size=chunk_size, weight_BxL=weight_BxL
         )
-        return sums + _inside_chunks(q_NxLxK, k_NxLxK, values, sight, chunk_size)
+        return sums + _inside_chunks(q_NxLxK, k_NxLxK, values, key_span, chunk_size)
     if packed:
         return global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, weight_BxL=ones)
     return global_attention_both_ways(q_NxLxK, k_NxLxK, values, segments.runs_BxL, weight_BxL=ones)
@@ -154,20 +154,20 @@ def prefill_sums(
         initial_NxKxE=state_NxKxE,
     )
     index_1xL = jnp.arange(real_NxL.shape[1], dtype=jnp.int32)[None]
-    sums += _inside_chunks(q_NxLxK, k_NxLxK, values, sight_from_start(index_1xL, real_NxL), chunk_size)
+    sums += _inside_chunks(q_NxLxK, k_NxLxK, values, causal_key_span(index_1xL, real_NxL), chunk_size)
     return sums, state_NxKxE + matmul(k_NxLxK, values, transpose_a=True)
 
 
-def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, sight: Sight, chunk_size: int) -> jax.Array:
+def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, key_span: KeySpan, chunk_size: int) -> jax.Array:
     return local_attention(
         q_NxLxK,
         k_NxLxK,
         values_NxLxE,
-        sight,
+        key_span,
         chunk_size=chunk_size,
         function="identity",
         scale=1.0,
-        divisor_BxL=jnp.ones(sight.first_BxL.shape, jnp.float32),
+        divisor_BxL=jnp.ones(key_span.first_BxL.shape, jnp.float32),
     )
 
 

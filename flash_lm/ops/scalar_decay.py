@@ -17,18 +17,18 @@ from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.log_decay import Running, decay_between, running
 from flash_lm.ops.matmul import matmul, summed
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 class Kernel(NamedTuple):
     """The kernel for the pairs inside the chunks of a causal sequence, instead of XLA.
 
     backend: a name of `ops.kernels.backends.BACKENDS`.
-    sight: what the tokens see.
+    key_span: keys that each token sees.
     """
 
     backend: str
-    sight: Sight
+    key_span: KeySpan
 
 
 def decayed_sums(
@@ -202,7 +202,7 @@ def _inside_by_kernel(kernel: Kernel, q, k, v, sums: Running, runs_BxL: jax.Arra
     decay = sums.at(lambda x: head_rows(jnp.broadcast_to(x, padded_shape), length))
     form, once_BxL = Form("identity", 1.0, kernel.backend), jnp.ones((1, length), jnp.float32)
     of_row = {"chunk_size": size, "divisor_BxL": once_BxL, "decay": decay}
-    return attend_in_chunks(form, q, k, v, runs_BxL, kernel.sight, **of_row)
+    return attend_in_chunks(form, q, k, v, runs_BxL, kernel.key_span, **of_row)
 
 
 def _sums_before(sums_BxHxGxKxE, last_Bx1xG, initial, through_BxHxG) -> jax.Array:
