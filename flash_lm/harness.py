@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     name, mesh = parse_run(arguments)
     out = results_file(arguments, name, "harness.jsonl")
     trained = load_model(name, mesh_shape=mesh)
-    found: Any = simple_evaluate(
+    results: Any = simple_evaluate(
         model=HarnessModel(trained),
         tasks=[*tasks],
         task_manager=manager,
@@ -63,18 +63,20 @@ def main(argv: list[str]) -> None:
         log_samples=False,
     )
     about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "lm_eval": __version__}
-    print(make_table(found))
-    append_jsonl(out, _lines(found, about))
+    print(make_table(results))
+    append_jsonl(out, _lines(results, about))
 
 
-def _lines(found: Any, about: Line) -> list[Line]:
+def _lines(results: Any, about: Line) -> list[Line]:
     """A line for each task and group of tasks, with its scores by name, and how many questions it has."""
     lines = []
-    for task, scores in found["results"].items():
+    for task, scores in results["results"].items():
         numbers = {key: x for key, x in scores.items() if isinstance(x, int | float) and key != "sample_len"}
         values = {key.partition(",")[0]: x for key, x in numbers.items() if "stderr" not in key}
-        count = found["n-samples"].get(task, {}).get("effective", scores.get("sample_len"))  # a group has only the last
-        lines.append({**about, "task": task, "questions": count, **values, "version": found["versions"].get(task)})
+        count = (
+            results["n-samples"].get(task, {}).get("effective", scores.get("sample_len"))
+        )  # a group has only the last
+        lines.append({**about, "task": task, "questions": count, **values, "version": results["versions"].get(task)})
     return lines
 
 

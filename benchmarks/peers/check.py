@@ -34,7 +34,7 @@ from flash_lm.cli.types import split_words
 from flash_lm.errors import InputError, RunError
 from flash_lm.families.reformer import LSHCore, ReformerAttention
 from flash_lm.models.mixer import Mixer
-from flash_lm.ops.lsh_attention import buckets_of
+from flash_lm.ops.lsh_attention import hash_buckets
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import provenance
 
@@ -106,7 +106,7 @@ def _filled(mixer: Mixer, rng: np.random.Generator, shape: tuple[int, ...], only
     combinations = core.buckets ** (sublayer.heads * core.rounds)
     many_1xNxD = rng.standard_normal((1, 8 * rows * length * combinations, width), np.float32)
     q = sublayer.query(jnp.asarray(many_1xNxD)).reshape(1, -1, sublayer.heads, sublayer.key_width)
-    found = np.asarray(buckets_of(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
+    found = np.asarray(hash_buckets(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
     code_N = (core.buckets ** np.arange(len(found))) @ found
     wanted = [0] if only_first else range(combinations)
     each = length // len(wanted)

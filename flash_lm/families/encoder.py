@@ -53,7 +53,7 @@ def _cross_problems(config: ModelConfig) -> list[str]:
     return [f"{width_key}={width} must be a multiple of model.cross.heads={cross.heads}"] if width % cross.heads else []
 
 
-_OF_HEADS: dict[str, Any] = {
+_HEAD_SPEC: dict[str, Any] = {
     "sections": (CrossOptions,),
     "keys": frozenset({"num_heads", "query_key_norm"}),
     "unread": frozenset({"cross.expanded_dim", "cross.shared_dim", "cross.attention_function"}),
@@ -62,8 +62,8 @@ _OF_HEADS: dict[str, Any] = {
 }
 # model.cross.kind -> the sublayer of cross attention, inserted in each layer after the sublayer that mixes the tokens
 CROSS = {
-    "softmax": SublayerSpec(_softmax, **_OF_HEADS),
-    "linear": SublayerSpec(_linear, **_OF_HEADS),
+    "softmax": SublayerSpec(_softmax, **_HEAD_SPEC),
+    "linear": SublayerSpec(_linear, **_HEAD_SPEC),
     "gau": SublayerSpec(
         _gau,
         (CrossOptions,),

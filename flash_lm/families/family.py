@@ -60,13 +60,13 @@ def _form(causal: bool | None) -> str:
 
 
 # Defaults that all layers share, from model.family.
-_OF_THE_MODEL: Mapping[str, Default] = {
+_MODEL_DEFAULTS: Mapping[str, Default] = {
     "causal": lambda config: "causal" in common_forms(config.families),
     "norm": "layer",
     "head": "softmax",
     "absolute_positions": "none",
 }
-_OF_A_LAYER: Mapping[str, Default] = {
+_LAYER_DEFAULTS: Mapping[str, Default] = {
     "rotary": False,
     "short_convolution": 0,
     "state_dtype": lambda config: config.dtype,
@@ -93,10 +93,10 @@ def complete(config: ModelConfig) -> ModelConfig:
     if config.vocab_size is None:
         raise InputError("model.vocab_size is open: set it, or train with a tokenizer, which defines it")
     if config.encoder is not None:
-        config = _with_encoder(config)
+        config = _fill_encoder_defaults(config)
     # Keys that all layers share come first: the defaults of a layer may depend on them.
-    of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
-    config = _closed(config, of_model)
+    model_defaults = {key: family.defaults.get(key, default) for key, default in _MODEL_DEFAULTS.items()}
+    config = _fill_defaults(config, model_defaults)
     # Then each layer by the defaults of its family; with an encoder also the layers of the encoder.
     layers = layer_configs(config)
     if config.encoder is not None:
@@ -113,30 +113,32 @@ def complete(config: ModelConfig) -> ModelConfig:
     return config if config.pattern or config.encoder else layers[0]
 
 
-def _with_encoder(config: ModelConfig) -> ModelConfig:
+def _fill_encoder_defaults(config: ModelConfig) -> ModelConfig:
     """The config with the encoder's keys closed, before those of the model take the defaults of the model's family."""
     # The encoder as a bidirectional model of its family, for that family's defaults.
     alone = dataclasses.replace(config, family=config.encoder, pattern=(), causal=False)
     defaults = FAMILIES[alone.family].defaults
     for name in ("norm", "absolute_positions"):
-        value = alone.get(name) or _closed(alone, {name: defaults.get(name, _OF_THE_MODEL[name])}).get(name)
-        config = _closed(config, {f"encoder.{name}": value})
+        value = alone.get(name) or _fill_defaults(alone, {name: defaults.get(name, _MODEL_DEFAULTS[name])}).get(name)
+        config = _fill_defaults(config, {f"encoder.{name}": value})
     return config
 
 
 def layer_configs(config: ModelConfig) -> list[ModelConfig]:
     """The config of each layer of a pattern; its open keys are filled in by the layer's family."""
-    return [_of_layer(config, name) for name in config.families]
+    return [_layer_config(config, name) for name in config.families]
 
 
-def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
+def _layer_config(config: ModelConfig, name: str) -> ModelConfig:
     row = FAMILIES[name]
     layer_config = dataclasses.replace(config, family=name, pattern=())
-    of_sublayers = {key: default for spec in sublayer_specs(layer_config) for key, default in spec.defaults.items()}
-    return _closed(layer_config, {**_OF_A_LAYER, **of_sublayers, **row.defaults})
+    sublayer_defaults = {
+        key: default for spec in sublayer_specs(layer_config) for key, default in spec.defaults.items()
+    }
+    return _fill_defaults(layer_config, {**_LAYER_DEFAULTS, **sublayer_defaults, **row.defaults})
 
 
-def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig:
+def _fill_defaults(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig:
     for key, default in defaults.items():
         if config.get(key) is None:
             config = config.put(key, default(config) if callable(default) else default)

@@ -48,7 +48,7 @@ class ShortConvolutions(nnx.Module):
         assert context.segments is not None
         runs_BxL, convolved = context.segments.runs_BxL, dict(arrays)
         for name in self.names:
-            convolved[name] = self._activated(convolve(arrays[name], self._taps(name), runs_BxL, causal=context.causal))
+            convolved[name] = self._activate(convolve(arrays[name], self._taps(name), runs_BxL, causal=context.causal))
         return convolved
 
     def init_state(self, batch: int) -> dict[str, jax.Array]:
@@ -63,7 +63,7 @@ class ShortConvolutions(nnx.Module):
         convolved, after = dict(arrays), {}
         for name in self.names:
             x, after[name] = continue_convolution(arrays[name], self._taps(name), state[name], context.lengths_B)
-            convolved[name] = self._activated(x)
+            convolved[name] = self._activate(x)
         return convolved, after
 
     def flops_per_token(self, length: int, causal: bool) -> float:
@@ -73,7 +73,7 @@ class ShortConvolutions(nnx.Module):
     def _taps(self, name: str) -> jax.Array:
         return getattr(self, name)[...]
 
-    def _activated(self, x_BxLxD: jax.Array) -> jax.Array:
+    def _activate(self, x_BxLxD: jax.Array) -> jax.Array:
         return _ACTIVATIONS[self.activation](x_BxLxD)
 
 

@@ -152,7 +152,7 @@ class MixedChunkCore(PlainCore):
 
     def _local_divisors(self, key_span: KeySpan) -> jax.Array:
         """N of each query, (B or 1)×L."""
-        return self.normalizer.in_chunk(key_span.in_chunks(self.chunk_size, self.reach).count(), self.span)
+        return self.normalizer.in_chunk(key_span.clip_to_chunks(self.chunk_size, self.reach).count(), self.span)
 
     def _global_weights(self, key_span: KeySpan, causal: bool, length: int) -> jax.Array:
         """1 / N of each query, (B or 1)×L; zero for a causal query in the first chunk."""

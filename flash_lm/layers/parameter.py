@@ -56,7 +56,7 @@ def traits(parameters: nnx.State) -> Traits:
     return Traits(*(_tree(parameters, say) for say in rules))
 
 
-def name_of(path: tuple) -> str:
+def parameter_name(path: tuple) -> str:
     """A parameter's name, as in `mesh.rules` and `train.freeze`; `path`: path from the model."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 

@@ -22,10 +22,10 @@ from flash_lm.ops.logsumexp_means import (
     add,
     add_to_blocks,
     exponentials,
-    in_blocks,
     mean_by_either,
     nothing,
     only,
+    sum_over_blocks,
     without_max,
 )
 from flash_lm.ops.matmul import matmul
@@ -199,7 +199,7 @@ def causal_sums(
     # Every token with itself, then divide and conquer inside its block.
     sums = self_sums(k, v, w, (runs > 0)[:, None, :, None]) if include_self else nothing(v, k.shape[-1])
     look = lambda where: _across(k, v, runs, bias, where)
-    sums = in_blocks(sums, block, look)
+    sums = sum_over_blocks(sums, block, look)
     # Windows reach into the block before; older tokens have w = 0 and enter as one sum.
     if bias is not None and bias.window is not None and block < k.shape[2]:
         sums = add_to_blocks(sums, look(neighbours(block)))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flash_lm.ops import blocked_attention
 from flash_lm.ops.blocked_attention import Settings
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.quadratic_attention import Bias, scores_of
+from flash_lm.ops.quadratic_attention import Bias, compute_scores
 from flash_lm.ops.visibility import KeySpan
 
 _TIMES = 8  # queries of a stretch over its reach: a quarter of the keys is stored twice, and none is visited more often
@@ -70,7 +70,7 @@ class Stretches(NamedTuple):
         return jnp.moveaxis(split, 2, 1).reshape(batch * self.count, heads, self.size, width)
 
 
-def stretches_of(queries: int, keys: int, window: int) -> Stretches | None:
+def choose_stretches(queries: int, keys: int, window: int) -> Stretches | None:
     """Stretches of a sequence whose last key belongs to its last query; None: it is too short for two stretches.
 
     Args:
@@ -135,7 +135,7 @@ def banded_softmax(
         return SoftmaxPart(
             *blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, key_span, no_divisor, settings, bias, window)
         )
-    return softmax_of_scores(*scores_of(q_BxHxLxK, k_BxHxMxK, key_span, scale, bias), v_BxHxMxE)
+    return softmax_of_scores(*compute_scores(q_BxHxLxK, k_BxHxMxK, key_span, scale, bias), v_BxHxMxE)
 
 
 def windowed_softmax(
@@ -147,7 +147,7 @@ def windowed_softmax(
     """
     batch, _, length, _ = q_BxHxLxK.shape
     # A long sequence becomes a batch of stretches, so that time grows with length times window.
-    cut = stretches_of(length, k_BxHxMxK.shape[2], window)
+    cut = choose_stretches(length, k_BxHxMxK.shape[2], window)
     if cut is None:
         return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, key_span, scale=scale, window=window)
     q, k, v, seen = cut.queries(q_BxHxLxK), cut.keys(k_BxHxMxK), cut.keys(v_BxHxMxE), cut.key_span(key_span, batch)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, run_chunks
 from flash_lm.ops.log_decay import decay_between, running
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.scalar_decay import weighted
+from flash_lm.ops.scalar_decay import apply_weights
 from flash_lm.ops.unit_triangular import unit_inverse
 
 
@@ -128,8 +128,8 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
         writes=solved[..., : v.shape[-1]],
         keys=solved[..., v.shape[-1] :].astype(dtype),
         weights=(matmul(q, k, transpose_b=True) * between).astype(dtype),
-        queries=weighted(q, from_start),
-        written=weighted(k, decay_between(end, sums, of_last)),
+        queries=apply_weights(q, from_start),
+        written=apply_weights(k, decay_between(end, sums, of_last)),
         kept=jnp.where((runs[..., -1:] == entering)[..., 0], jnp.exp(end.total()[..., 0]), 0)[..., None],
     )
 

@@ -19,11 +19,11 @@ from flash_lm.ops.logsumexp_means import (
     add,
     add_to_blocks,
     exponentials,
-    in_blocks,
     mean_by_either,
     nothing,
     only,
     ratio,
+    sum_over_blocks,
     without_max,
 )
 from flash_lm.ops.matmul import matmul
@@ -205,7 +205,7 @@ def _causal_sums(
         return only(pairs, visible_queries)
 
     # Pairs inside a block by divide and conquer, then the state of the blocks before.
-    sums = in_blocks(sums, block, look)
+    sums = sum_over_blocks(sums, block, look)
     if block < log_q.shape[2] or initial is not None:
         blocks = neighbours(block).queries
         runs_BxGxC = blocks(runs, 1)

@@ -56,7 +56,7 @@ def unroll_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B:
     """
     # The oldest token is in the slot that the next token will take.
     slot_BxR = (start_B[:, None] + jnp.arange(ring.size, dtype=jnp.int32)[None]) % ring.size
-    old = (_taken(x, slot_BxR) for x in ring)
+    old = (_take_slots(x, slot_BxR) for x in ring)
     new = (x.astype(y.dtype) for x, y in zip((k_BxHxLxK, v_BxHxLxE), ring, strict=True))
     return Ring(*(jnp.concatenate(both, axis=2) for both in zip(old, new, strict=True)))
 
@@ -85,7 +85,7 @@ def roll_ring(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array)
     slot_1xR = jnp.arange(size, dtype=jnp.int32)[None]
     position_BxR = end_Bx1 - 1 - (end_Bx1 - 1 - slot_1xR) % size  # the last one of each slot
     index_BxR = position_BxR - start_B[:, None] + size
-    return Ring(*(_taken(x, index_BxR) for x in joined))
+    return Ring(*(_take_slots(x, index_BxR) for x in joined))
 
 
 def write_token(
@@ -102,5 +102,5 @@ def positions_in(ring: Ring, position_B: jax.Array) -> jax.Array:
     return position_B[:, None] - (position_B[:, None] - slot_1xR) % ring.size
 
 
-def _taken(x_BxHxMxK: jax.Array, index_BxR: jax.Array) -> jax.Array:
+def _take_slots(x_BxHxMxK: jax.Array, index_BxR: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_BxHxMxK, index_BxR[:, None, :, None], axis=2)

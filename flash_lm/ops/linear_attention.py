@@ -15,7 +15,7 @@ from flash_lm.ops.mixed_chunk_attention import (
     global_attention_in_segments,
     local_attention,
 )
-from flash_lm.ops.segments import Segments, prefixes_of
+from flash_lm.ops.segments import Segments, prefix_segments
 from flash_lm.ops.visibility import KeySpan, causal_key_span, document_key_span
 
 
@@ -55,7 +55,7 @@ def linear_attention(
     sums = linear_sums(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, causal=causal, packed=packed)
     if prefix_BxL is not None:
         # A query after the prefix sees the same keys as a causal query.
-        first = prefixes_of(segments, prefix_BxL)
+        first = prefix_segments(segments, prefix_BxL)
         of_first = linear_sums(q_NxLxK, k_NxLxK, values, first, chunk_size=chunk_size, causal=False, packed=packed)
         sums = jnp.where(for_heads(first.runs_BxL > 0, q_NxLxK)[..., None], of_first, sums)
     return ratio(sums).astype(v_NxLxE.dtype)

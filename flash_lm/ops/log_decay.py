@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.matmul import summed
+from flash_lm.ops.matmul import sum_axis
 
 LOWEST = -80.0  # logarithm of a decay to zero: float32 ends at e⁻⁸⁷
 _GRAIN = 2.0**-9  # sums of 2⁹ numbers down to LOWEST have at most 24 bits
@@ -84,6 +84,6 @@ def _like(x: jax.Array, other: jax.Array) -> jax.Array:
     """The sum of x over the dimensions that are 1 in the other."""
     for axis in (-1, -2):
         if other.shape[axis] == 1 != x.shape[axis]:
-            x = summed(x, axis)
+            x = sum_axis(x, axis)
     alike = tuple(i for i, size in enumerate(other.shape) if size == 1 != x.shape[i])
     return x.sum(axis=alike, keepdims=True)

@@ -67,7 +67,7 @@ def local_attention(
     if added_NxGxCxM is not None:
         scores_NxGxCxM += added_NxGxCxM
     # Mask and divisor of each query, relative to its chunk.
-    seen = KeySpan(*(to_chunks(x_BxL, chunk_size) for x_BxL in key_span.in_chunks(chunk_size, reach)))
+    seen = KeySpan(*(to_chunks(x_BxL, chunk_size) for x_BxL in key_span.clip_to_chunks(chunk_size, reach)))
     visible_BxGxCxM = seen.visible(jnp.arange(min(reach) * chunk_size, (max(reach) + 1) * chunk_size, dtype=jnp.int32))
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
     # The padding of the last chunk sees nothing, but its divisor would be 0.

@@ -109,7 +109,7 @@ def prefill_chunks(
         # Local attention over the cached and the new tokens.
         q_BxHxLxK, k_BxHxLxK = x.local
         k_BxHxTxK, key_span = near.put_after(local_key, k_BxHxLxK), near.key_span()
-        seen_BxT = key_span.in_chunks(settings.chunk_size, settings.reach).count()
+        seen_BxT = key_span.clip_to_chunks(settings.chunk_size, settings.reach).count()
         out_NxTxE = local_attention(
             heads_into_batch(near.put(q_BxHxLxK)),
             heads_into_batch(k_BxHxTxK),

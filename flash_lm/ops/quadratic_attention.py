@@ -51,13 +51,13 @@ def quadratic_attention(
         settings = Settings(function, scale)
         return blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, key_span, divisor_BxL, settings, bias)[0]
     # Plain form: all scores at once.
-    scores_BxHxLxM, visible_Bx1xLxM = scores_of(q_BxHxLxK, k_BxHxMxK, key_span, scale, bias)
+    scores_BxHxLxM, visible_Bx1xLxM = compute_scores(q_BxHxLxK, k_BxHxMxK, key_span, scale, bias)
     weights = ATTENTION_FUNCTIONS[function]
     weights_BxHxLxM = weights(scores_BxHxLxM, visible_Bx1xLxM, divisor_BxL[:, None, :, None])
     return matmul(weights_BxHxLxM.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
 
 
-def scores_of(
+def compute_scores(
     q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, key_span: KeySpan, scale: float, bias: Bias | None
 ) -> tuple[jax.Array, jax.Array]:
     """All scores, B×H×L×M float32, and which pairs are visible, (B or 1)×1×L×M; arguments as above."""

@@ -16,7 +16,7 @@ from flash_lm.ops.chunks import to_chunks
 from flash_lm.ops.kv_cache import Ring, positions_in, write_token
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch, local_attention
-from flash_lm.ops.positions import sinusoid, skewed
+from flash_lm.ops.positions import sinusoid, skew
 from flash_lm.ops.visibility import KeySpan, is_between
 
 BACK = (-1, 0)  # the segments that a causal query sees, relative to that of the query
@@ -144,4 +144,4 @@ def _position_scores(q_BxHxLxK: jax.Array, kernel_DxHxK: jax.Array, size: int, r
     q_NxGxCxK = to_chunks(heads_into_batch(q_BxHxLxK), size)
     folded_NxMxK = q_NxGxCxK.reshape(batch * heads, -1, width)
     scores_NxMxW = matmul(folded_NxMxK, r_NxWxK, transpose_b=True) / math.sqrt(width)
-    return skewed(scores_NxMxW.reshape(*q_NxGxCxK.shape[:3], -1), keys)
+    return skew(scores_NxMxW.reshape(*q_NxGxCxK.shape[:3], -1), keys)

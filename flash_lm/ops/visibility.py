@@ -33,7 +33,7 @@ class KeySpan(NamedTuple):
         keys = keys_M.reshape(*[1] * self.first_BxL.ndim, -1)
         return is_between(self.first_BxL[..., None], keys, self.stop_BxL[..., None])
 
-    def in_chunks(self, size: int, reach: tuple[int, ...] = (0,)) -> "KeySpan":
+    def clip_to_chunks(self, size: int, reach: tuple[int, ...] = (0,)) -> "KeySpan":
         """The part in the chunks of `reach`, relative to the query's chunk; indices count from the start of that."""
         start_BxL = self.index_BxL // size * size
         low, high = min(reach) * size, (max(reach) + 1) * size
@@ -76,7 +76,7 @@ def document_key_span(
     stop_BxL = index_BxL + 1 if causal else end_BxL
     if prefix_BxL is not None:
         stop_BxL = jnp.maximum(stop_BxL, jnp.minimum(first_BxL + prefix_BxL, end_BxL))
-    return _of_real(segments.runs_BxL > 0, index_BxL, first_BxL, stop_BxL, window)
+    return _clip_to_window(segments.runs_BxL > 0, index_BxL, first_BxL, stop_BxL, window)
 
 
 def causal_key_span(
@@ -96,10 +96,10 @@ def causal_key_span(
     stop_BxL = index_BxL + 1
     if prefix_BxL is not None:
         stop_BxL = jnp.maximum(stop_BxL, prefix_BxL)
-    return _of_real(real_BxL, index_BxL, jnp.zeros_like(index_BxL), stop_BxL, window)
+    return _clip_to_window(real_BxL, index_BxL, jnp.zeros_like(index_BxL), stop_BxL, window)
 
 
-def _of_real(real_BxL, index_BxL, first_BxL, stop_BxL, window: int | jax.Array | None) -> KeySpan:
+def _clip_to_window(real_BxL, index_BxL, first_BxL, stop_BxL, window: int | jax.Array | None) -> KeySpan:
     if window is not None:
         first_BxL = jnp.maximum(first_BxL, index_BxL - window + 1)
         stop_BxL = jnp.minimum(stop_BxL, index_BxL + window)

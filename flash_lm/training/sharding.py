@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from flash_lm.config.mesh import MESH_AXES, MeshConfig
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
-from flash_lm.layers.parameter import is_stacked, name_of
+from flash_lm.layers.parameter import is_stacked, parameter_name
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.training.train_state import Params, TrainState
@@ -148,7 +148,7 @@ def _spec(
     path: Any, shape: tuple[int, ...], is_matrix: bool, config: MeshConfig, mesh: Mesh, problems: list[str]
 ) -> PartitionSpec:
     """The partition spec of a parameter; adds to `problems` if its rule does not fit."""
-    name = name_of(path)
+    name = parameter_name(path)
     # The first dimension of stacked layers is the layer, which lax.scan slices.
     stacked = (None,) if is_stacked(path) else ()
     default = _fsdp_spec(shape[len(stacked) :], mesh.shape["fsdp"]) if is_matrix else ()

@@ -14,10 +14,10 @@ from flash_lm.ops import blocked_attention
 from flash_lm.ops.banded_softmax import (
     SoftmaxPart,
     banded_softmax,
+    choose_stretches,
     fold_dilation,
     fold_key_span,
     merge_softmaxes,
-    stretches_of,
     unfold_dilation,
     windowed_softmax,
 )
@@ -197,14 +197,14 @@ def test_long_rows_are_cut_into_stretches(window, causal, ahead, monkeypatch):
     expected = everything(banded_softmax)
     monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
     monkeypatch.setattr(blocked_attention, "LARGEST", 4)
-    assert stretches_of(length, ahead + length, window).count > 1  # type: ignore
+    assert choose_stretches(length, ahead + length, window).count > 1  # type: ignore
     for one, other in zip(jax.tree.leaves(everything(windowed_softmax)), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_a_short_row_is_not_cut():
-    assert stretches_of(1024, 1024, 128) is None
-    assert stretches_of(8192, 8192, 128).count == 8  # type: ignore
+    assert choose_stretches(1024, 1024, 128) is None
+    assert choose_stretches(8192, 8192, 128).count == 8  # type: ignore
 
 
 def test_the_window_may_differ_by_layer(arrays, small_blocks):

@@ -54,7 +54,7 @@ def test_masks_and_counts(seed, kind):
     chunk_of = PLACES // CHUNK
     for reach in ((0,), (-1, 0), (-1, 0, 1)):
         inside = np.isin(chunk_of[None] - chunk_of[:, None], reach)
-        np.testing.assert_array_equal(found.in_chunks(CHUNK, reach).count(), (expected & inside).sum(axis=-1))
+        np.testing.assert_array_equal(found.clip_to_chunks(CHUNK, reach).count(), (expected & inside).sum(axis=-1))
     before, after = chunk_of[None] < chunk_of[:, None], chunk_of[None] > chunk_of[:, None]
     np.testing.assert_array_equal(found.count(), expected.sum(axis=-1))
     np.testing.assert_array_equal(found.before_chunk(CHUNK), (expected & before).sum(axis=-1))

@@ -19,7 +19,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.export import export
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.layers.parameter import Traits, name_of
+from flash_lm.layers.parameter import Traits, parameter_name
 from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.frozen import frozen_mask
 from flash_lm.training.init_from import parent_tokenizer
@@ -240,4 +240,7 @@ def test_a_tokenizer_of_another_kind_is_refused(config, parent, tmp_path):
 def test_names_are_those_of_the_mesh_rules():
     tree = {"layers": {"x": {"kernel": 1}}, "embedding": 2}
     assert frozen_mask(("layers/.*/kernel",), tree) == {"layers": {"x": {"kernel": True}}, "embedding": False}
-    assert [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] == ["embedding", "layers/x/kernel"]
+    assert [parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] == [
+        "embedding",
+        "layers/x/kernel",
+    ]

@@ -86,7 +86,7 @@ def attend_in_chunks(
 
 
 def _seen(key_span: KeySpan, size: int, divisor_BxL: jax.Array) -> Seen:
-    _, first_BxL, stop_BxL = key_span.in_chunks(size)
+    _, first_BxL, stop_BxL = key_span.clip_to_chunks(size)
     inverse_BxL = jnp.broadcast_to(1 / divisor_BxL, first_BxL.shape)
     return Seen(*(to_chunks(x_BxL, size) for x_BxL in (first_BxL, stop_BxL, inverse_BxL)))
 
