@@ -3,9 +3,9 @@
 import argparse
 import math
 
-from flash_lm.cli.flags import add_run_flags, results_file, run_of
+from flash_lm.cli.flags import add_run_flags, parse_run, results_file
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, positive, whole_numbers, words_of
+from flash_lm.cli.types import local_path, parse_integers, positive, split_words
 from flash_lm.config.registry import TASKS
 from flash_lm.runs.jsonl import append_jsonl
 
@@ -45,21 +45,21 @@ def main(argv: list[str]) -> None:
     from flash_lm.data.slices import ALL
     from flash_lm.inference.scoring import evaluate
     from flash_lm.runs.hosts import is_first
-    from flash_lm.runs.lost_hosts import lost_hosts_reported
+    from flash_lm.runs.lost_hosts import report_lost_host
 
-    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
-    name, mesh = run_of(arguments)
+    lengths = parse_integers(arguments.lengths, "--lengths") if arguments.lengths else []
+    name, mesh = parse_run(arguments)
     # In a file of their own: what reads results compares rows by themselves.
     file = "carried.jsonl" if arguments.carry else "slices.jsonl" if arguments.slices else "results.jsonl"
     out = results_file(arguments, name, file)
-    with lost_hosts_reported():
+    with report_lost_host():
         results = evaluate(
             name,
             arguments.split,
             lengths,
             carry=arguments.carry,
             first=arguments.first,
-            slices=words_of(arguments.slices or ALL),
+            slices=split_words(arguments.slices or ALL),
             rare=arguments.rare,
             mesh_shape=mesh,
             overrides=overrides,

@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from flash_lm.cli.flags import add_run_flags, run_of
+from flash_lm.cli.flags import add_run_flags, parse_run
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive
 from flash_lm.config.model import DTYPES
@@ -45,11 +45,11 @@ def main(argv: list[str]) -> None:
     from flash_lm.inference.model import load_model
     from flash_lm.inference.stablehlo import Sizes
     from flash_lm.runs.hosts import is_first
-    from flash_lm.runs.lost_hosts import lost_hosts_reported
+    from flash_lm.runs.lost_hosts import report_lost_host
     from flash_lm.training.hub import make_repository
 
-    name, mesh = run_of(arguments)
-    with lost_hosts_reported():
+    name, mesh = parse_run(arguments)
+    with report_lost_host():
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
         asked = (trained, arguments.out, arguments.license, arguments.format, Sizes(**given))
         check_export(*asked)

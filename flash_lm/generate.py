@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import sys
 
-from flash_lm.cli.flags import add_run_flags, run_of
+from flash_lm.cli.flags import add_run_flags, parse_run
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
 from flash_lm.config.model import DTYPES
@@ -41,11 +41,11 @@ def main(argv: list[str]) -> None:
     arguments = flags().parse_args(argv)
     from flash_lm.cli.generate_output import render_output
     from flash_lm.runs.hosts import is_first
-    from flash_lm.runs.lost_hosts import lost_hosts_reported
+    from flash_lm.runs.lost_hosts import report_lost_host
 
     prompt, asked = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
-    asked["workdir"], asked["mesh"] = run_of(arguments)
-    with lost_hosts_reported():
+    asked["workdir"], asked["mesh"] = parse_run(arguments)
+    with report_lost_host():
         for text in render_output(prompt, asked):  # on every host
             if is_first():
                 print(text, end="", flush=True)

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from flash_lm.cli.flags import add_run_flags, results_file, run_of
+from flash_lm.cli.flags import add_run_flags, parse_run, results_file
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, positive, words_of
+from flash_lm.cli.types import local_path, positive, split_words
 from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.runs.jsonl import Line, append_jsonl
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     if not arguments.include.is_dir():
         raise InputError(f"--include={arguments.include} is no folder: give the one that has your YAML files")
     manager = TaskManager(include_path=str(arguments.include), include_defaults=arguments.published)
-    tasks = words_of(arguments.tasks)
+    tasks = split_words(arguments.tasks)
     if unknown := [task for task in tasks if task not in manager.all_tasks]:
         known = ", ".join(manager.all_tasks) if not arguments.published else "those of `lm_eval ls tasks`"
         raise InputError(f"--tasks: there is no task {', '.join(unknown)}; known are {known}")
@@ -50,10 +50,10 @@ def main(argv: list[str]) -> None:
     except Exception as error:  # whatever a user's YAML file, its data and its templates raise
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"--tasks={arguments.tasks}: {what}: look at the task's YAML file and its data") from None
-    name, mesh = run_of(arguments)
+    name, mesh = parse_run(arguments)
     out = results_file(arguments, name, "harness.jsonl")
     trained = load_model(name, mesh_shape=mesh)
-    found: Any = simple_evaluate(
+    results: Any = simple_evaluate(
         model=HarnessModel(trained),
         tasks=[*tasks],
         task_manager=manager,
@@ -63,18 +63,20 @@ def main(argv: list[str]) -> None:
         log_samples=False,
     )
     about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "lm_eval": __version__}
-    print(make_table(found))
-    append_jsonl(out, _lines(found, about))
+    print(make_table(results))
+    append_jsonl(out, _lines(results, about))
 
 
-def _lines(found: Any, about: Line) -> list[Line]:
+def _lines(results: Any, about: Line) -> list[Line]:
     """A line for each task and group of tasks, with its scores by name, and how many questions it has."""
     lines = []
-    for task, scores in found["results"].items():
+    for task, scores in results["results"].items():
         numbers = {key: x for key, x in scores.items() if isinstance(x, int | float) and key != "sample_len"}
         values = {key.partition(",")[0]: x for key, x in numbers.items() if "stderr" not in key}
-        count = found["n-samples"].get(task, {}).get("effective", scores.get("sample_len"))  # a group has only the last
-        lines.append({**about, "task": task, "questions": count, **values, "version": found["versions"].get(task)})
+        count = (
+            results["n-samples"].get(task, {}).get("effective", scores.get("sample_len"))
+        )  # a group has only the last
+        lines.append({**about, "task": task, "questions": count, **values, "version": results["versions"].get(task)})
     return lines
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 
-from flash_lm.cli.flags import add_run_flags, run_of
+from flash_lm.cli.flags import add_run_flags, parse_run
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
 from flash_lm.config.model import DTYPES
@@ -62,14 +62,14 @@ def main(argv: list[str]) -> None:
         raise missing_package(str(error.name), "serve") from None
     from flash_lm.inference.model import load_model
     from flash_lm.runs.hosts import is_first
-    from flash_lm.runs.lost_hosts import lost_hosts_reported
+    from flash_lm.runs.lost_hosts import report_lost_host
 
     key = _key(arguments.api_key)
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})
     hosts = arguments.host or ["127.0.0.1"]
-    name, mesh = run_of(arguments)
+    name, mesh = parse_run(arguments)
     if not is_first():
-        with lost_hosts_reported():
+        with report_lost_host():
             follow(load_model(name, dtype=arguments.dtype, mesh_shape=mesh), limits)
         return
     try:

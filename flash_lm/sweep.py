@@ -9,7 +9,7 @@ from typing import Any
 from flash_lm.cli.flags import add_cache_flag, set_cache
 from flash_lm.cli.load import add_config_flag, config_name, load_config, load_module, split_preset
 from flash_lm.cli.run import run
-from flash_lm.cli.types import count, local_path, whole_numbers
+from flash_lm.cli.types import count, local_path, parse_integers
 from flash_lm.errors import InputError
 
 Runs = Mapping[str, Mapping[str, Any]]  # what differs in each run, by name
@@ -91,7 +91,7 @@ def _score(
     from flash_lm.report.comparison import write_comparison
     from flash_lm.sweeps.grid import raise_failures, raise_stopped, run_study
 
-    lengths = whole_numbers(arguments.lengths, "--lengths") if arguments.lengths else []
+    lengths = parse_integers(arguments.lengths, "--lengths") if arguments.lengths else []
     failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
     print(f"\n{text or 'no run has finished yet: run the same command again to continue'}")

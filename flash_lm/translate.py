@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import importlib.util
 
-from flash_lm.cli.flags import add_run_flags, results_file, run_of
+from flash_lm.cli.flags import add_run_flags, parse_run, results_file
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import missing_package
@@ -50,13 +50,13 @@ def main(argv: list[str]) -> None:
     from flash_lm.inference.scoring import load_text
     from flash_lm.inference.translation import compute_scores, translate
     from flash_lm.runs.hosts import is_first
-    from flash_lm.runs.lost_hosts import lost_hosts_reported
+    from flash_lm.runs.lost_hosts import report_lost_host
 
-    name, mesh = run_of(arguments)
+    name, mesh = parse_run(arguments)
     out = results_file(arguments, name, "bleu.jsonl")
     trained = load_model(name, mesh_shape=mesh, overrides=overrides)
     corpus = load_text(trained, arguments.split)
-    with lost_hosts_reported():
+    with report_lost_host():
         limits = {"first": arguments.first, "max_tokens": arguments.max_tokens}
         translations = translate(trained, corpus, arguments.split, settings, **limits)
     if not is_first():

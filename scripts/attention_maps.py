@@ -18,7 +18,7 @@ from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import missing_package
 from flash_lm.inference.api import load
 from flash_lm.models.attention_weights import AttentionMap
-from flash_lm.report.figure import drawing
+from flash_lm.report.figure import new_figure
 
 _TEXT = pathlib.Path(argparse.__file__)  # a text on every machine, from the default corpus
 _INCHES = (1.9, 2.0)
@@ -45,7 +45,7 @@ def lines_of(maps: list[AttentionMap]) -> list[list[tuple[AttentionMap, int]]]:
 def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
     """Draws one picture per head; colour follows the square root of a weight, up to a high quantile of its map."""
     lines = lines_of([_from_one(one) for one in maps])
-    with drawing(path, len(lines), max(len(line) for line in lines), _INCHES) as (figure, grid):
+    with new_figure(path, len(lines), max(len(line) for line in lines), _INCHES) as (figure, grid):
         figure.suptitle(title)
         for axes, line in zip(grid, lines, strict=True):
             for cell in axes[len(line) :]:

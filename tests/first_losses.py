@@ -26,7 +26,7 @@ from small import ROOT, config_names, small_config, study_configs, tasks_of, wri
 
 from flash_lm.cli.load import load_module, read_config, split_preset
 from flash_lm.config.registry import FAMILIES
-from flash_lm.layers.parameter import name_of
+from flash_lm.layers.parameter import parameter_name
 from flash_lm.models.language_model import build_model
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import run_hash
@@ -83,7 +83,7 @@ def parameters(family: str) -> dict[str, list[int]]:
     config.update(vocab_size=300, num_layers=2, causal="causal" in FAMILIES[family].serves)
     model = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
     leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    return {name_of(path): list(x.shape) for path, x in leaves}
+    return {parameter_name(path): list(x.shape) for path, x in leaves}
 
 
 def hashes() -> dict[str, str]:

@@ -30,14 +30,14 @@ class SigmoidWindowCore(UndecodableCore):
         self.reach = reach
 
     @property
-    def scaled(self):
+    def pair_scaling(self):
         return {"attention": True}  # the one pair of queries and keys that it takes; its scores are divided by √K
 
     def __call__(self, pairs, v_BxHxLxE, context):
         q, k = pairs["attention"]
         scores = jnp.einsum("bhlk,bhmk->bhlm", q, k) / math.sqrt(q.shape[-1]) - math.log(self.reach)
         # What a token sees: causal or not, its own document, no padding.
-        visible = context.sight(self.reach).visible(jnp.arange(k.shape[2]))
+        visible = context.key_span(self.reach).visible(jnp.arange(k.shape[2]))
         weights = jnp.where(visible[:, None], jax.nn.sigmoid(scores), 0)
         return jnp.einsum("bhlm,bhme->bhle", weights, v_BxHxLxE)
 

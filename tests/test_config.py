@@ -13,14 +13,14 @@ from oracles.sizes import parameters
 from small import config_names, study_configs, tasks_of
 
 from flash_lm.cli.load import config_name, load_config, load_module, packaged_configs, read_config, split_preset
-from flash_lm.cli.types import mesh_shapes, whole_numbers
+from flash_lm.cli.types import mesh_shapes, parse_integers
 from flash_lm.config.experiment import parse, parse_model
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.configs import quickstart
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES, complete, complete_config
-from flash_lm.sweeps.grid import changed, grid_runs
+from flash_lm.sweeps.grid import apply_changes, grid_runs
 from flash_lm.training.train_state import ModelFunction
 
 pytestmark = pytest.mark.every_family
@@ -39,7 +39,7 @@ def test_every_config_is_valid(name):
     parse(config)
     module = load_module(split_preset(name)[0])
     for changes in module.get_runs(config).values() if hasattr(module, "get_runs") else ():
-        complete_config(parse(changed(config, changes)))
+        complete_config(parse(apply_changes(config, changes)))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_lists_of_a_command_take_commas_or_blanks():
     for text in ("", "8,1", "a b c", "1.5,1,1"):
         with pytest.raises(InputError, match=f"--mesh={text} must be three integers"):
             mesh_shapes(text, "--mesh")
-    assert whole_numbers("512 1024") == whole_numbers("512,1024") == [512, 1024]
+    assert parse_integers("512 1024") == parse_integers("512,1024") == [512, 1024]
     grids = [grid_runs(get_config(), [f"model.chunks.size=64{sign}128", "mesh.shape=(1,1,8)"])[0] for sign in ", "]
     assert grids[0] == grids[1] and len(grids[0]) == 2
     here = get_config()
@@ -250,10 +250,10 @@ def test_widths_that_a_family_cannot_split(values, expected):
 
 @pytest.mark.parametrize("key", ["z_loss", "label_smoothing"])
 def test_a_term_of_the_softmax_is_refused_elsewhere(key):
-    config = changed(get_config(), {"model.vocab_size": 256, f"train.{key}": 1e-4})
+    config = apply_changes(get_config(), {"model.vocab_size": 256, f"train.{key}": 1e-4})
     parse(config)
     with pytest.raises(InputError, match=f"train.{key} is of model.head=softmax, not logistics: set it to 0"):
-        parse(changed(config, {"model.head": "logistics"}))
+        parse(apply_changes(config, {"model.head": "logistics"}))
 
 
 def test_the_papers_configs_are_of_one_size():

@@ -13,7 +13,7 @@ from flash_lm.config.renamed_keys import FOREIGN, RENAMED
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.runs.run_folder import RunFolder, run_hash
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 
 
 @pytest.fixture
@@ -30,15 +30,15 @@ def added(monkeypatch):
 
 
 def test_a_key_that_is_added_later_changes_no_hash(request):
-    older = [changed(get_config(), own).to_dict() for own in ({}, {"model.family": "aft_conv", "train.steps": 7})]
+    older = [apply_changes(get_config(), own).to_dict() for own in ({}, {"model.family": "aft_conv", "train.steps": 7})]
     hashes = [run_hash(config) for config in older]
     request.getfixturevalue("added")
     assert [run_hash(config) for config in older] == hashes
     assert [run_hash(upgrade(config)) for config in older] == hashes
     new = get_config()
     assert run_hash(new.to_dict()) != hashes[0]  # it does something new, and says so
-    assert run_hash(changed(new, {"model.later.rule": "old"}).to_dict()) == hashes[0]
-    assert run_hash(changed(new, {"model.later.rule": "old", "model.later.size": 4}).to_dict()) != hashes[0]
+    assert run_hash(apply_changes(new, {"model.later.rule": "old"}).to_dict()) == hashes[0]
+    assert run_hash(apply_changes(new, {"model.later.rule": "old", "model.later.size": 4}).to_dict()) != hashes[0]
 
 
 def test_a_key_that_is_renamed_later_changes_no_hash(monkeypatch):

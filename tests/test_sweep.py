@@ -78,7 +78,7 @@ def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     monkeypatch.setattr(decays, "BUDGETS", (10, 20))
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
     schedule = {"train.schedule": "constant", "train.warmup_steps": 2, "train.learning_rate": 0.01}
-    config = grid.changed(config, schedule | {"train.log_every": 1})
+    config = grid.apply_changes(config, schedule | {"train.log_every": 1})
     runs = grid.resolve_workdir(decays.get_runs(config), tmp_path)
     run_study(config, runs, tmp_path, "test", lambda: False)
     lines = lambda folder: read_jsonl(folder / "metrics.jsonl")
@@ -86,7 +86,7 @@ def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     assert np.allclose(rates["sqrt_10"], [0.01, 0.01 * (1 - np.sqrt(0.5))])
     assert np.allclose(rates["linear_20"], [0.01, 0.0075, 0.005, 0.0025])
     whole = {key: x for key, x in runs["sqrt_20"].items() if key != "train.branch_from"}
-    grid.train(grid.changed(config, whole), tmp_path / "whole")
+    grid.train(grid.apply_changes(config, whole), tmp_path / "whole")
     losses = lambda name: [x["loss"] for x in lines(tmp_path / name) if x["split"] == "train"]
     assert len(losses("sqrt_20")) == 4 and np.allclose(losses("sqrt_20"), losses("whole")[-4:], rtol=1e-6)
 

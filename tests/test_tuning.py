@@ -14,7 +14,7 @@ from flash_lm.errors import InputError
 from flash_lm.report.tuning import write_tuning
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.sweeps import tuning
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.sweeps.tuning import best_values, tune
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -24,7 +24,7 @@ BUDGET = 400_000
 
 def config_at(rate):
     config = quickstart.get_config()
-    return changed(config, {"train.learning_rate": rate, "data.tokens_per_batch": 4096})  # rows for eight devices
+    return apply_changes(config, {"train.learning_rate": rate, "data.tokens_per_batch": 4096})  # rows for eight devices
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def planted(monkeypatch):
         failures = {}
         for name, changes in runs.items():
             family, rate, tokens = changes["model.family"], changes["train.learning_rate"], changes["train.tokens"]
-            steps = parse(changed(config, changes)).train.steps
+            steps = parse(apply_changes(config, changes)).train.steps
             if (workdir / name / "results.jsonl").exists():
                 continue
             made.append(name)
@@ -74,7 +74,7 @@ def test_shorter_runs_have_shorter_decays(planted, tmp_path, monkeypatch):
         return real(config, runs, *rest)
 
     monkeypatch.setattr(tuning, "run_study", seen)
-    config = changed(config_at(3e-3), {"train.schedule": "sqrt", "train.decay_steps": 20})
+    config = apply_changes(config_at(3e-3), {"train.schedule": "sqrt", "train.decay_steps": 20})
     tune(config, {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
     assert set(asked) == {(BUDGET // 4, 5), (BUDGET // 2, 10), (BUDGET, 20)}
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import positive, words_of
+from flash_lm.cli.types import positive, split_words
 from flash_lm.config.experiment import parse
 from flash_lm.errors import RunError
 from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl
@@ -147,7 +147,7 @@ def main(argv: list[str]) -> None:
     draw, about = random.Random(arguments.seed), provenance(jax.devices()[0].device_kind)
     file, failed = arguments.out / "kills.jsonl", []
     file.unlink(missing_ok=True)
-    for family in words_of(arguments.families):
+    for family in split_words(arguments.families):
         command = [sys.executable, "-m", "flash_lm.train", f"--config={arguments.config}", *settings]
         command.append(f"--config.model.family={family}")
         with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ from benchmarks.lib.bare_decoding import BareDecoding
 from benchmarks.lib.timing import ROUNDS, Cell, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import positive, whole_numbers, words_of
+from flash_lm.cli.types import parse_integers, positive, split_words
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.errors import InputError
 from flash_lm.report.markdown import Columns, markdown_table
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     config: Any = load_config(arguments.config, overrides)
     config.model.vocab_size = ByteTokenizer.vocab_size
-    batches, asked = whole_numbers(arguments.batches), words_of(arguments.images)
+    batches, asked = parse_integers(arguments.batches), split_words(arguments.images)
     if (unknown := sorted(set(asked) - PIXELS.keys())) or not asked:
         raise InputError(f"--images: {', '.join(unknown) or 'nothing'} must be among {' '.join(PIXELS)}")
     if arguments.tokens > (most := min(PIXELS[images] for images in asked)):

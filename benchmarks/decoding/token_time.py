@@ -22,10 +22,10 @@ from benchmarks.lib.bare_decoding import BareDecoding
 from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import positive, whole_numbers
+from flash_lm.cli.types import parse_integers, positive
 from flash_lm.config.overrides import variant
 from flash_lm.errors import InputError
-from flash_lm.families.family import with_form
+from flash_lm.families.family import families_with_form
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import markdown_table, pivot
 from flash_lm.report.panels import Panel, plot_panels
@@ -149,7 +149,9 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
     parser.add_argument(
-        "--families", default=" ".join([*with_form(causal=True), GROUPED]), help="between blanks, each with +key=value"
+        "--families",
+        default=" ".join([*families_with_form(causal=True), GROUPED]),
+        help="between blanks, each with +key=value",
     )
     parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks or commas")
     parser.add_argument("--batches", default="1 16", help="between blanks or commas")
@@ -159,7 +161,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     families = arguments.families.split()
-    contexts, batches = (whole_numbers(words) for words in (arguments.contexts, arguments.batches))
+    contexts, batches = (parse_integers(words) for words in (arguments.contexts, arguments.batches))
     config = load_config(arguments.config, overrides)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # which keys a family ignores
     longest = max(*contexts, PREFILLED) + 2 * PREFILLED

@@ -23,8 +23,8 @@ step kernels --families="$KERNELS" --lengths="2048 8192" --rounds=1 --out="$OUT/
 MAIN="transformer_plus_plus transformer_plus_plus+quadratic.implementation=cudnn flash_quad flash linear_transformer"
 MAIN="$MAIN flash_quad+kernels=xla flash+kernels=xla mamba2"
 REST=$("$PYTHON" -c 'import sys
-from flash_lm.families.family import with_form
-print(*[name for name in with_form(causal=True) if name not in sys.argv[1:]])' $MAIN)
+from flash_lm.families.family import families_with_form
+print(*[name for name in families_with_form(causal=True) if name not in sys.argv[1:]])' $MAIN)
 step steps.step_time --size=base --dtype=bfloat16 --tokens_per_step=65536 --lengths="8192 2048 512 16384" \
     --families="$MAIN" --config.model.remat=none --rounds=1 --seconds=$((SECONDS < 390 ? 450 - SECONDS : 60)) \
     --out="$OUT/step_time"

@@ -26,7 +26,7 @@ from flax import nnx
 from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import positive, whole_numbers, words_of
+from flash_lm.cli.types import parse_integers, positive, split_words
 from flash_lm.config.experiment import parse_model
 from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError, RunError
@@ -85,7 +85,7 @@ class Case:
             log_decay = -jax.random.uniform(next(keys), (rows, sublayer.heads, self.length), maxval=0.1)
             by = DecayedInputs(normal(sublayer.key_width, shared), normal(sublayer.key_width, shared), log_decay)
         else:
-            by = {name: Pair(normal(sublayer.key_width), normal(sublayer.key_width)) for name in core.scaled}
+            by = {name: Pair(normal(sublayer.key_width), normal(sublayer.key_width)) for name in core.pair_scaling}
         return by, normal(sublayer.value_width), normal(sublayer.value_width)
 
     def segment_ids(self) -> jax.Array:
@@ -228,13 +228,13 @@ def main(argv: list[str]) -> None:
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
         raise InputError(f"{', '.join(taken)}: use this program's own flags instead, see --help")
     config: Any = load_config(arguments.config, overrides)
-    families = words_of(arguments.families)
+    families = split_words(arguments.families)
     if unknown := sorted(set(families) - set(WITH_KERNELS)):
         raise InputError(
             f"--families={arguments.families}: {unknown[0]} has no kernel: choose among {', '.join(WITH_KERNELS)}"
         )
     config.model.vocab_size = config.model.vocab_size or config.data.vocab_size
-    lengths = whole_numbers(arguments.lengths)
+    lengths = parse_integers(arguments.lengths)
     if uneven := [length for length in lengths if arguments.tokens % length]:
         raise InputError(
             f"--tokens={arguments.tokens} must be a multiple of each length, but is not one of {uneven[0]}"

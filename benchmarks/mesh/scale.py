@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from benchmarks.lib.collectives import collectives
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import mesh_shapes, positive, words_of
+from flash_lm.cli.types import mesh_shapes, positive, split_words
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
@@ -84,13 +84,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rows", type=positive, default=1, help="rows per device of the batch's axes")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
-    config, sizes = load_config(arguments.config, overrides), words_of(arguments.sizes)
+    config, sizes = load_config(arguments.config, overrides), split_words(arguments.sizes)
     if unknown := [size for size in sizes if size not in SIZES]:
         raise InputError(f"--sizes={' '.join(unknown)}: must be among {', '.join(SIZES)}")
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     about = provenance(jax.devices()[0].device_kind)
     for size in sizes:
-        for family in words_of(arguments.families):
+        for family in split_words(arguments.families):
             for shape in mesh_shapes(arguments.shapes, "--shapes"):
                 setup = setup_of(config, family, size, shape, arguments.length, arguments.rows)
                 line: Line = {"size": size} | measure(setup)

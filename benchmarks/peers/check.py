@@ -30,11 +30,11 @@ import flash_lm
 from benchmarks.lib.peers import add_python, check_python
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.run import run
-from flash_lm.cli.types import words_of
+from flash_lm.cli.types import split_words
 from flash_lm.errors import InputError, RunError
 from flash_lm.families.reformer import LSHCore, ReformerAttention
 from flash_lm.models.mixer import Mixer
-from flash_lm.ops.lsh_attention import buckets_of
+from flash_lm.ops.lsh_attention import hash_buckets
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import provenance
 
@@ -106,7 +106,7 @@ def _filled(mixer: Mixer, rng: np.random.Generator, shape: tuple[int, ...], only
     combinations = core.buckets ** (sublayer.heads * core.rounds)
     many_1xNxD = rng.standard_normal((1, 8 * rows * length * combinations, width), np.float32)
     q = sublayer.query(jnp.asarray(many_1xNxD)).reshape(1, -1, sublayer.heads, sublayer.key_width)
-    found = np.asarray(buckets_of(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
+    found = np.asarray(hash_buckets(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
     code_N = (core.buckets ** np.arange(len(found))) @ found
     wanted = [0] if only_first else range(combinations)
     each = length // len(wanted)
@@ -288,7 +288,7 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides how each layer is compiled
     check_python(arguments.python)
-    cases = read_cases(TABLE, words_of(arguments.families) if arguments.families else None)
+    cases = read_cases(TABLE, split_words(arguments.families) if arguments.families else None)
     asked = {case.source for case in cases}
     folders = {family: checkout(family, getattr(arguments, family)) for family in REPOSITORIES if family in asked}
     about = provenance(jax.devices()[0].device_kind)

@@ -23,7 +23,7 @@ from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import positive, whole_numbers, words_of
+from flash_lm.cli.types import parse_integers, positive, split_words
 from flash_lm.config.experiment import Config
 from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError
@@ -145,7 +145,7 @@ def main(argv: list[str]) -> None:
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     check_python(arguments.python)
     config = load_config(arguments.config, overrides)
-    peers, lengths = words_of(arguments.peers), whole_numbers(arguments.lengths)
+    peers, lengths = split_words(arguments.peers), parse_integers(arguments.lengths)
     about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}
     configs = configs_of(config, peers, lengths, **about)
     # A user's allocator settings apply to both sides.

@@ -25,7 +25,7 @@ import httpx
 import jax
 
 from flash_lm.cli.run import run
-from flash_lm.cli.types import positive, whole_numbers
+from flash_lm.cli.types import parse_integers, positive
 from flash_lm.errors import RunError
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, append_jsonl, write_jsonl
@@ -158,7 +158,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--more", type=positive, default=10_000, help="requests until memory is measured again")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
-    clients, file = whole_numbers(arguments.clients), arguments.out / "serve.jsonl"
+    clients, file = parse_integers(arguments.clients), arguments.out / "serve.jsonl"
     words = [sys.executable, "-m", "flash_lm.serve", f"--workdir={arguments.workdir}", "--port=0"]
     service = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert service.stdout

@@ -18,10 +18,10 @@ import flash_lm
 from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import positive, whole_numbers
+from flash_lm.cli.types import parse_integers, positive
 from flash_lm.config.overrides import variant
 from flash_lm.errors import InputError
-from flash_lm.families.family import served
+from flash_lm.families.family import common_forms
 from flash_lm.report.markdown import pivot
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.runs.provenance import provenance
@@ -31,7 +31,7 @@ NOT_OF_A_LAYER = ("family", "vocab_size", "absolute_positions", "causal", "max_l
 
 def check(families: list[str], lengths: list[int], tokens: int) -> None:
     """Raises InputError if a family has no causal form, or a turn's tokens are not whole rows."""
-    if masked := [family for family in families if "causal" not in served([family])]:
+    if masked := [family for family in families if "causal" not in common_forms([family])]:
         raise InputError(f"--families: {', '.join(masked)} has no causal form")
     if odd := [n for n in lengths if tokens % n]:
         raise InputError(f"--tokens_per_step={tokens} is not a multiple of --lengths={odd[0]}")
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     config, tokens = load_config(arguments.size, overrides), arguments.tokens_per_step
-    lengths, words = whole_numbers(arguments.lengths), arguments.families.split()
+    lengths, words = parse_integers(arguments.lengths), arguments.families.split()
     variants = {word: variant(config, word) for word in words}
     check([family for family, _ in variants.values()], lengths, tokens)
     arguments.out.mkdir(parents=True, exist_ok=True)

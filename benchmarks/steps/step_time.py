@@ -26,13 +26,13 @@ from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
 from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import positive, whole_numbers
+from flash_lm.cli.types import parse_integers, positive
 from flash_lm.config.experiment import Config
 from flash_lm.config.model import DTYPES
 from flash_lm.config.overrides import variant
 from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
-from flash_lm.families.family import with_form
+from flash_lm.families.family import families_with_form
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import config_hash, provenance
@@ -166,8 +166,8 @@ def main(argv: list[str]) -> None:
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
         raise InputError(f"{', '.join(taken)}: use this program's own flags instead, see --help")
-    config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
-    families = arguments.families.split() or with_form(TASKS[arguments.task].causal)
+    config, lengths = load_config(SIZES[arguments.size], overrides), parse_integers(arguments.lengths)
+    families = arguments.families.split() or families_with_form(TASKS[arguments.task].causal)
     # Reports all errors before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
     variants = {word: variant(config, word) for word in families}

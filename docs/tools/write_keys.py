@@ -10,7 +10,7 @@ import pathlib
 from flash_lm.cli.run import run
 from flash_lm.cli.types import words_of
 from flash_lm.config.experiment import Config
-from flash_lm.config.keys import SECTIONS, names_of
+from flash_lm.config.keys import SECTIONS, key_names
 from flash_lm.config.keys import keys as all_keys
 from flash_lm.config.plugins import import_plugins
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
@@ -34,10 +34,10 @@ def readers() -> dict[str, list[str]]:
             readers_by_key.setdefault(name, []).append(family)
     others = [(name, row) for table in (HEADS, TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
     for name, kind in ((name, kind) for name, row in others for kind in row.sections):
-        for key in names_of(kind):
+        for key in key_names(kind):
             readers_by_key.setdefault(key, []).append(name)
     for name, kind in ((name, SECTIONS[one]) for name, row in TASKS.items() for one in row.of_model):
-        for key in names_of(kind):
+        for key in key_names(kind):
             readers_by_key.setdefault(key, []).append(name)
     return readers_by_key
 

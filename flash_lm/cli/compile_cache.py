@@ -17,6 +17,7 @@ def keep_compiled() -> None:
     JAX's key contains the program, the options, the versions and a CPU's features, so machines may share a folder:
     none loads code that it cannot run. JAX_COMPILATION_CACHE_DIR and limits of the user are kept.
     """
+    # A folder that the user has set is kept.
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     folder = os.path.expanduser(FOLDER)

@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from flash_lm.cli.types import mesh_shapes, words_of
+from flash_lm.cli.types import mesh_shapes, split_words
 from flash_lm.config.plugins import import_plugins
 from flash_lm.errors import InputError
 from flash_lm.runs.run_name import HUB, RunName
@@ -36,7 +36,7 @@ def use_plugins(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: no such module exists, or its import fails.
     """
-    if names := words_of(arguments.plugins):
+    if names := split_words(arguments.plugins):
         import_plugins(names)
 
 
@@ -53,7 +53,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_begin_flags(parser)
 
 
-def run_of(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
+def parse_run(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
     """Parses the run and the mesh, imports the plugins, and calls `begin` before JAX looks for devices.
 
     Raises:

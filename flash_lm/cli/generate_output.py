@@ -51,6 +51,7 @@ def _search(flags: dict[str, Any], set_: dict[str, Any]) -> BeamSearch | None:
         if flags["length_penalty"] is not None:
             raise InputError("--length_penalty is of a beam search: set --beams, too")
         return None
+    # A search has no random numbers, so settings of sampling would be ignored silently.
     sampling = [field.name for field in dataclasses.fields(Sampling)]
     if wrong := [name for name in (*sampling, "seed", "continuation") if flags[name] is not None]:
         raise InputError(

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import add_sections, unread_keys
 from flash_lm.config.overrides import apply_overrides, check_path, parse_tuple
-from flash_lm.config.plugins import import_plugins, plugins_of
+from flash_lm.config.plugins import import_plugins, plugin_names
 from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
 
@@ -146,7 +146,7 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     is_packaged = (_CONFIGS / f"{path}.py").exists()
     is_run = not is_packaged and (pathlib.Path(path) / "config.json").exists()
     config: Any = _config_of_run(path) if is_run else read_config(path)
-    import_plugins(() if flag else plugins_of(config))  # the flag replaces the config's plugins
+    import_plugins(() if flag else plugin_names(config))  # the flag replaces the config's plugins
     add_sections(config)
     apply_overrides(config, overrides)
     check_path(config, overrides)
@@ -181,21 +181,21 @@ def _config_of_run(folder: str) -> Any:
 
 def _names(text: str) -> tuple[str, ...]:
     try:
-        return plugins_of({"plugins": parse_tuple(text)})
+        return plugin_names({"plugins": parse_tuple(text)})
     except (ValueError, SyntaxError):
         return ()  # `override` reports it
 
 
 def _report_unread(config: Any, overrides: list[str]) -> None:
     """Logs the overridden keys that have no effect."""
-    from flash_lm.families.family import unread  # noqa: PLC0415 (slow to import)
+    from flash_lm.families.family import unused_keys  # noqa: PLC0415 (slow to import)
 
     by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
     # Keys of families that the model does not have.
     families = config.model.pattern or (config.model.family,)
     encoder = config.model.encoder.family
     cross = config.model.cross.kind if encoder else None
-    if for_nothing := sorted(by_hand & unread([*families, *([encoder] if encoder else [])], cross)):
+    if for_nothing := sorted(by_hand & unused_keys([*families, *([encoder] if encoder else [])], cross)):
         _log.info("family %s does not read %s", "/".join(families), ", ".join(for_nothing))
     # Keys of tasks, corpora, optimizers and heads that are not selected.
     chosen = {"task": config.task, "data.corpus": config.data.corpus, "train.optimizer": config.train.optimizer}

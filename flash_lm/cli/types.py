@@ -26,6 +26,7 @@ def positive(word: str) -> int:
 
 def count(word: str) -> int:
     """Parses a positive number, which may end in k, M or G, such as 1.5M: a type for argparse."""
+    # A suffix is a factor; 1.5M is 1,500,000.
     digits, factor = (word[:-1], _FACTORS[word[-1]]) if word[-1:] in _FACTORS else (word, 1)
     try:
         number = round(float(digits.replace("_", "")) * factor)
@@ -36,7 +37,7 @@ def count(word: str) -> int:
     return number
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Splits a list on the command line at commas or spaces."""
     return text.replace(",", " ").split()
 
@@ -51,14 +52,14 @@ def mesh_shapes(text: str, flag: str) -> list[tuple[int, ...]]:
     Raises:
         InputError: the text is not a list of meshes.
     """
-    words = words_of(text)
+    words = split_words(text)
     if not words or len(words) % 3 or not all(re.fullmatch(r"-?\d+", word) for word in words):
         raise InputError(f"{flag}={text} must be three integers per mesh, such as 1,2,4")
     numbers = tuple(int(word) for word in words)
     return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
 
 
-def whole_numbers(words: str, flag: str = "") -> list[int]:
+def parse_integers(words: str, flag: str = "") -> list[int]:
     """Parses one or more positive integers, separated by spaces or commas.
 
     Args:
@@ -68,7 +69,7 @@ def whole_numbers(words: str, flag: str = "") -> list[int]:
     Raises:
         InputError: the text is not such a list.
     """
-    numbers = words_of(words)
+    numbers = split_words(words)
     if not numbers or not all(number.isdecimal() and int(number) for number in numbers):
         argument = f"{flag}={words}" if flag else repr(words)
         raise InputError(f"{argument} must be positive integers, such as 512,2048")

@@ -10,6 +10,7 @@ from flash_lm.config.registry import CORPORA
 
 
 def _mixture_pairs(pairs: tuple) -> str | None:
+    # JSON and overrides give lists or tuples, and integers for whole shares.
     def is_pair(pair: Any) -> bool:
         good = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str) and pair[0] != ""
         return good and type(pair[1]) in (int, float) and 0 < pair[1] < math.inf
@@ -117,6 +118,7 @@ class DataConfig(Group, name="data"):
         if not CORPORA[self.corpus].mixes:
             kinds = " or ".join(name for name, row in CORPORA.items() if row.mixes)
             return [f"data.mixture needs data.corpus={kinds}, not {self.corpus}"]
+        # A mixture has a list of paths with shares; keys of a single text do not apply.
         sentences = []
         if self.path or self.name:
             sentences.append("data.mixture names the places of the text: leave data.path and data.name open")

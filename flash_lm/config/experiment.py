@@ -15,7 +15,7 @@ from flash_lm.config.data import DataConfig
 from flash_lm.config.keys import at_least, key
 from flash_lm.config.mesh import MeshConfig
 from flash_lm.config.model import ModelConfig
-from flash_lm.config.plugins import import_plugins, plugins_of
+from flash_lm.config.plugins import import_plugins, plugin_names
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.config.renamed_keys import rename
 from flash_lm.config.train import TrainConfig
@@ -90,7 +90,7 @@ class Config:
                 f"data.length={self.data.length} is greater than model.max_length={self.model.max_length}: "
                 f"set --config.model.max_length={self.data.length} or shorten the sequences"
             )
-        needed = steps_of(self.train.tokens, self.data.tokens_per_batch)
+        needed = count_steps(self.train.tokens, self.data.tokens_per_batch)
         if self.train.tokens and self.train.steps != needed:
             sentences.append(
                 f"train.tokens={self.train.tokens} are {needed} steps, and train.steps={self.train.steps}: leave one "
@@ -121,7 +121,7 @@ def parse(config: ConfigDict) -> Config:
     Raises:
         InputError: the config is wrong; one problem per line.
     """
-    import_plugins(plugins_of(config.to_dict()))
+    import_plugins(plugin_names(config.to_dict()))
     return _parse(Config, fill_open_keys(config.to_dict()))
 
 
@@ -142,7 +142,7 @@ def fill_open_keys(values: dict[str, Any]) -> dict[str, Any]:
     if data.get("tokens_per_batch") is None:
         data["tokens_per_batch"] = _batch_tokens(data["length"], values.get("mesh", {}), train.get("accumulate"))
     if train.get("steps") is None:
-        train["steps"] = steps_of(train.get("tokens"), data.get("tokens_per_batch"))
+        train["steps"] = count_steps(train.get("tokens"), data.get("tokens_per_batch"))
     if train.get("warmup_steps") is None and isinstance(train.get("steps"), int):
         train["warmup_steps"] = train["steps"] // 10
     return values
@@ -168,7 +168,7 @@ def _is_shape(shape: Any) -> bool:
     return isinstance(shape, tuple | list) and len(shape) == 3 and all(type(n) is int and n for n in shape)
 
 
-def steps_of(tokens: Any, a_step: Any) -> int:
+def count_steps(tokens: Any, a_step: Any) -> int:
     """The number of steps that train on so many tokens, rounded up; `STEPS` if one of the two numbers is open."""
     counts = type(tokens) is int and type(a_step) is int and a_step > 0
     return -(-tokens // a_step) if counts else STEPS
@@ -195,6 +195,7 @@ def identifying_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_prefix(families: Iterable[str]) -> list[str]:
     """A sentence on each of these families that cannot see a prefix both ways."""
+    # The advice lists the families that support prefixes.
     able = ", ".join(name for name, row in FAMILIES.items() if "prefix" in row.serves)
     return [
         f"model.family={name} cannot see a prefix both ways; families that can: {able}"
@@ -218,9 +219,9 @@ def unread_keys(flat: Mapping[str, Any]) -> set[str]:
     for table in (HEADS, TASKS, CORPORA, OPTIMIZERS):
         if (chosen := str(flat.get(table.key))) in table:
             others = {kind for row in table.values() for kind in row.sections} - {*table[chosen].sections}
-            unread = unread.union(*(keys.names_of(kind) for kind in others))
+            unread = unread.union(*(keys.key_names(kind) for kind in others))
     if (task := TASKS.get(str(flat.get("task")))) is not None:
-        unread = unread.union(*(keys.names_of(keys.SECTIONS[name]) for name in sections_of_other_tasks(task)))
+        unread = unread.union(*(keys.key_names(keys.SECTIONS[name]) for name in sections_of_other_tasks(task)))
     return unread
 
 

@@ -101,6 +101,7 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
         InputError: the name is not possible or already taken, or a key is not declared with `key`.
     """
     group, _, name_in_group = name.partition(".")
+    # The name must be free, and a valid key.
     if group not in _GROUPS or not name_in_group.isidentifier():
         raise InputError(f"section {name}: name a group ({', '.join(_GROUPS)}) and a section of it, such as model.mine")
     if name_in_group in {field.name for field in dataclasses.fields(_GROUPS[group])}:
@@ -110,6 +111,7 @@ def section(name: str) -> Callable[[type[Options]], type[Options]]:
         made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         if wrong := [field.name for field in dataclasses.fields(made) if "rules" not in field.metadata]:
             raise InputError(f"section {name}: declare {', '.join(wrong)} with key(default, unit, …)")
+        # The same class may register again, when a notebook cell runs twice.
         before = SECTIONS.registered.get(name)
         if before is not None and (before.__module__, before.__qualname__) != (made.__module__, made.__qualname__):
             raise InputError(f"{before.__module__} already has a section {name}: choose another name")
@@ -190,6 +192,7 @@ class Key(typing.NamedTuple):
 def members(cls: type) -> dict[str, type]:
     """Names and types of a group's keys, groups and sections; sections are sorted, since the import order varies."""
     hints = typing.get_type_hints(cls)
+    # A group has the sections that are registered for it, in alphabetical order.
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "sections"}
     if not issubclass(cls, Group):
         return fields
@@ -201,6 +204,7 @@ def members(cls: type) -> dict[str, type]:
 
 def keys(cls: type, prefix: str = "") -> Iterator[Key]:
     """All keys below a group, with their full names."""
+    # Depth first, so that the keys of a section follow each other.
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
         if dataclasses.is_dataclass(kind):
@@ -209,7 +213,7 @@ def keys(cls: type, prefix: str = "") -> Iterator[Key]:
             yield Key(prefix + name, kind, fields[name].metadata, fields[name].default)
 
 
-def names_of(kind: type) -> set[str]:
+def key_names(kind: type) -> set[str]:
     """Full names of a section's keys."""
     (name,) = (name for name, one in SECTIONS.items() if one is kind)
     return {one.name for one in keys(kind, f"{name}.")}
@@ -217,6 +221,7 @@ def names_of(kind: type) -> set[str]:
 
 def defaults(cls: type) -> ConfigDict:
     """Makes a config with the default of each key."""
+    # Keys without a default are placeholders of their type.
     config, fields = ConfigDict(), {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
         if dataclasses.is_dataclass(kind):
@@ -316,6 +321,7 @@ def _check_value(name: str, value: Any, kind: type, about: Mapping[str, Any], pr
 
 def type_problems(values: Mapping[str, Any], cls: type, prefix: str = "") -> Iterator[str]:
     """Yields a sentence on each group or key of a config that is missing or of a wrong type; no rule is checked."""
+    # Only types are checked, not the rules.
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name, kind in members(cls).items():
         if name not in values:

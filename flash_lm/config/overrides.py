@@ -20,6 +20,7 @@ def check_path(config: Any, overrides: Sequence[str]) -> None:
     Raises:
         InputError: the config's corpus does not read data.path.
     """
+    # The path would be ignored silently.
     corpus, has_path = config.data.corpus, any(re.match("--config.data.path=.", word) for word in overrides)
     if has_path and corpus in CORPORA and not CORPORA[corpus].reads_path:
         raise InputError(

@@ -62,7 +62,7 @@ def check_plugins(names: Iterable[str], folder: pathlib.Path) -> None:
         raise InputError.of([line])
 
 
-def plugins_of(values: dict[str, Any]) -> tuple[str, ...]:
+def plugin_names(values: dict[str, Any]) -> tuple[str, ...]:
     """The modules that a config names; names of the wrong type are left out."""
     names = values.get("plugins")
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, tuple | list) else ()

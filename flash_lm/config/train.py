@@ -11,6 +11,7 @@ DECAYS = ("linear", "cosine", "sqrt")  # schedules with a final learning rate
 
 def _regexes(names: tuple) -> str | None:
     wanted = f"at most {MOST_REGEXES} regexes of parameters, such as ('embedding', 'layers/.*/kernel')"
+    # A regex from somebody else's config may be long, or slow to match.
     for name in names[:MOST_REGEXES]:
         if problem := regex_problem(name):
             return f"{wanted}, and {name!r:.80} is not one: it {problem}"

@@ -82,6 +82,7 @@ class _Label(Answers):
         return LabelledRows
 
     def problems(self, config: Config) -> list[str]:
+        # A corpus with labels, and the only metric that a classifier always has.
         sentences, task, corpus = [], config.task, config.data.corpus
         if not config.has_labels:
             sentences.append(

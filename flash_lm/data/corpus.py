@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 _PIECE = 1 << 20  # characters
 
 SPLITS = ("train", "validation", "test")
-WHOLE = "whole"  # an extra split: all documents; for a data set, those of data.split
+UNSPLIT = "whole"  # an extra split: all documents; for a data set, those of data.split
 
 
 class Piece(NamedTuple):

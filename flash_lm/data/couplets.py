@@ -94,6 +94,7 @@ def _bucket(pair: Pair) -> int:
 
 def _read(folder: pathlib.Path, split: str) -> list[Pair] | None:
     """The pairs of a split; None if it has no files."""
+    # A parquet file per split, or two text files with a line per couplet.
     parquet = folder / f"{split}.parquet"
     if parquet.exists():
         return _check_pairs(_parquet_pairs(parquet), str(parquet))
@@ -137,6 +138,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 
 def _check_pairs(pairs: Iterable[Pair], where: str) -> list[Pair]:
+    # A second line is as long as the first: the model relies on this when it decodes.
     checked = list(pairs)
     for number, (first, second) in enumerate(checked, start=1):
         if not first or len(first) != len(second):

@@ -106,13 +106,13 @@ class ExampleRows:
             asked = np.arange(len(targets)) >= example.prompt_length - 1
         else:
             inputs, targets, asked = example.ids, np.maximum(example.targets, 0), example.targets != NO_TARGET
-        arrays = row_of(inputs, self._length)
+        arrays = make_row(inputs, self._length)
         arrays["targets_BxL"][: len(targets)] = targets
         arrays["loss_mask_BxL"][: len(asked)] = asked
         return arrays
 
 
-def row_of(ids: np.ndarray, length: int) -> Row:
+def make_row(ids: np.ndarray, length: int) -> Row:
     """A row of tokens, one document, without targets."""
     arrays = empty_row(length)
     arrays["inputs_BxL"][: len(ids)] = ids

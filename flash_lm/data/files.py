@@ -34,7 +34,7 @@ class DataFile(NamedTuple):
 
 
 def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
-    """The files of a path, in the order of their paths, each with the split that its name says, see `split_of`.
+    """The files of a path, in the order of their paths, each with the split that its name says, see `split_name`.
 
     A path that exists is that file or folder; any other is a glob, in which `**` goes through folders of any depth.
     Hidden files and folders need to be named. Links are followed; a file that several paths lead to is read once. Files
@@ -57,7 +57,7 @@ def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
     paths = sorted(file for file in _walk(root, parts) if os.path.isfile(file))
     if is_folder and endings:
         paths = [file for file in paths if file.endswith(tuple(endings))]
-    files = _unique_files([(file, split_of(os.path.relpath(file, root or "."))) for file in paths])
+    files = _unique_files([(file, split_name(os.path.relpath(file, root or "."))) for file in paths])
     # Decide on the files whose names say no split.
     named = {split for _, split in files}
     if not is_folder and len(named) == 1:
@@ -75,7 +75,7 @@ def find_files(path: str, endings: Sequence[str] = ()) -> list[DataFile]:
     return [DataFile(file, split or "train") for file, split in files]
 
 
-def split_of(path: str) -> str | None:
+def split_name(path: str) -> str | None:
     """The split that a relative path says, in its file's name or a folder's.
 
     A name that is one of the words (train.txt, test/) comes before one that has it as a part (wiki.train.txt), and the
@@ -95,6 +95,7 @@ def warn_once(line: str) -> None:
 
 def _unique_files(files: list[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
     """Leaves out further paths to a file, whether by symbolic or by hard links; the path that says a split is kept."""
+    # Links to the same file count once, also under other names.
     by_inode: dict[tuple[int, int], tuple[str, str | None]] = {}
     for path, split in files:
         status = os.stat(path)
@@ -143,10 +144,11 @@ def _folders(root: str) -> Iterator[str]:
     Links are followed, but for those that lead up again. A real folder is entered once for each split that its path
     says, so that any cycle of links ends and no file loses its split.
     """
+    # Links to folders are followed, but not in circles, and no folder is entered twice for a split.
     entered = set()
     for folder, below, _ in os.walk(root or ".", followlinks=True):
         relative, real = os.path.relpath(folder, root or "."), os.path.realpath(folder)
-        where = real, split_of(os.path.join(relative, "_"))
+        where = real, split_name(os.path.join(relative, "_"))
         if where in entered:
             below.clear()
             continue

@@ -33,6 +33,7 @@ class HuggingFaceTokenizer:
         Raises:
             InputError: it is not such a tokenizer.
         """
+        # The library's tokenizer, without truncation and padding, which a file may ask for.
         self._model, about = model, parse_json(model)
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(about["tokenizer"]))
@@ -42,6 +43,7 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # text that spells a special token is text
+        # Special tokens and the size of the vocabulary, which may have gaps.
         self.begin, self.end = about["begin"], about["end"]
         self._added = self._tokenizer.get_added_tokens_decoder()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
@@ -116,12 +118,14 @@ class HuggingFaceTokenizer:
 
     def token_bytes(self, i: int) -> bytes:
         """The bytes of text that an id stands for; empty for special tokens."""
+        # Special tokens have no text; other added tokens are literal text.
         piece = self._tokenizer.id_to_token(i) if i < self.vocab_size else None
         if piece is None or (i in self._added and self._added[i].special):
             return b""
         if self._byte_level:
             spelled = _byte_of_character()
             return piece.encode() if i in self._added else bytes(spelled[character] for character in piece)
+        # Byte fallback spells single bytes as <0xE4>; all other pieces are text with ▁ for spaces.
         if len(piece) == 6 and piece.startswith("<0x"):
             return bytes([int(piece[1:-1], 16)])
         return piece.replace(SPACE, " ").encode()
@@ -172,6 +176,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     Raises:
         InputError: it cannot be read, or is not a JSON object.
     """
+    # A file that is missing, and one that is damaged, need different advice.
     try:
         content = load_json(path)
     except OSError as error:
@@ -208,6 +213,7 @@ def _is_byte_level(tokenizer: Any) -> bool:
     Raises:
         InputError: pieces are written in some other way, from which the bytes of a token cannot be known.
     """
+    # The decoder says how a piece stands for bytes.
     decoder = tokenizer.get("decoder") or {}
     kinds = {step.get("type") for step in decoder.get("decoders", [decoder])}
     if "ByteLevel" in kinds:

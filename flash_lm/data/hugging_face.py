@@ -15,7 +15,7 @@ import pyarrow.compute
 
 from flash_lm.config.data import DataConfig
 from flash_lm.data import hub
-from flash_lm.data.corpus import SPLITS, WHOLE, Piece, cut
+from flash_lm.data.corpus import SPLITS, UNSPLIT, Piece, cut
 from flash_lm.data.local_datasets import FirstRow, absolute, first_row, local_builder
 from flash_lm.errors import InputError
 
@@ -79,6 +79,7 @@ class DatasetCorpus:
         Raises:
             InputError: a document has none.
         """
+        # Every document of the split must have a label.
         rows, kept = self._rows_of(split), self._values(split)
         if missing := sum(_is_missing(rows, self._config.label_column, value) for value in kept):
             raise InputError(
@@ -94,6 +95,7 @@ class DatasetCorpus:
         Raises:
             InputError: the data set names a label that no text has, or has one label only.
         """
+        # The names of the training split define the outputs, in the order of their values.
         rows, column = self._rows_of("train"), self._config.label_column
         name, values = _names_of(rows, column), set(self._values("train"))
         names = tuple(name(x) for x in sorted(x for x in values if not _is_missing(rows, column, x)))
@@ -110,7 +112,7 @@ class DatasetCorpus:
         return names
 
     def _rows_of(self, split: str) -> Dataset:
-        return self._available["train"] if split == WHOLE else self._splits[split]
+        return self._available["train"] if split == UNSPLIT else self._splits[split]
 
     def _values(self, split: str) -> list[Any]:
         """The label's value of each row that has text; read once, since it goes through all texts."""
@@ -144,7 +146,7 @@ class StreamedCorpus:
         """The text of a split, document by document."""
         if split == "train":
             texts = self.stream.documents(epoch=0)
-        elif split == WHOLE:
+        elif split == UNSPLIT:
             texts = _texts(self._config, self._splits["train"])
         elif split in self._missing:
             # Held-out documents are chosen by their hash, up to a fixed number.
@@ -271,6 +273,7 @@ def _with_text(config: DataConfig, rows: Dataset) -> np.ndarray:
 
     A run looks them up whenever it starts. So only rows without a visible ASCII character go through Python.
     """
+    # Most texts have a visible ASCII character, which Arrow finds quickly; only the rest is read.
     unsure = np.zeros(len(rows), bool)
     with hub.explain_errors(config):
         tables = rows.select_columns(_columns(config)).with_format("arrow").iter(_LOOKED_AT)

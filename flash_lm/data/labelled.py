@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from flash_lm.data.examples import Example, Examples, row_of
+from flash_lm.data.examples import Example, Examples, make_row
 from flash_lm.data.packing import Row
 from flash_lm.data.token_cache import TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 
 
-def with_labels(corpus: TokenizedCorpus, source: Any, share: float) -> TokenizedCorpus:
+def attach_labels(corpus: TokenizedCorpus, source: Any, share: float) -> TokenizedCorpus:
     """Adds labels to the documents of a corpus of text, or to its pairs of documents.
 
     Args:
@@ -126,6 +126,7 @@ class LabelledRows:
         """
         del begin
         self._examples: Examples = LabelledText(split) if isinstance(split, TokenizedText) else split
+        # Examples are never cut; texts are.
         if self._examples.longest >= length:
             raise InputError(
                 f"rows of {length} tokens are too short for the examples, which have {self._examples.longest + 1}: set "
@@ -140,7 +141,7 @@ class LabelledRows:
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
         example = self._examples.example(row, self._length)
-        arrays = row_of(example.ids, self._length)
+        arrays = make_row(example.ids, self._length)
         arrays["targets_BxL"][0] = example.label
         arrays["loss_mask_BxL"][0] = 1
         return arrays

@@ -153,6 +153,7 @@ def _read_only(builder: Any, columns: Sequence[str], of_text: Sequence[str]) -> 
     make_alike = builder._cast_table
 
     def select_columns(table: pa.Table) -> pa.Table:
+        # Files may differ in the columns that are not used.
         if missing := [column for column in columns if column not in table.column_names]:
             raise InputError(
                 f"some of the files have no column {missing[0]}: leave them out, or name a column that all have"

@@ -22,6 +22,7 @@ class MixedCorpus:
         """Reads nothing yet; `parts`: corpora by name."""
         self.parts, self.name = parts, "-".join(map(_name, parts))  # the name of a folder, not of sources
         self.stream: DocumentStream | None = None
+        # The fingerprint depends on the contents and their order, not on the shares.
         contents = " ".join(corpus.fingerprint for corpus in parts.values())
         self.fingerprint = hashlib.sha256(f"mixture {contents}".encode()).hexdigest()
 
@@ -32,6 +33,7 @@ class MixedCorpus:
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """The text of a split, document by document."""
+        # Each piece is marked with its part, so that parts stay separate after tokenising.
         for number, corpus in enumerate(self.parts.values()):
             for piece in corpus.pieces(split):
                 yield piece._replace(part=number)
@@ -55,6 +57,7 @@ class MixedRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
+        # The part whose range has this number.
         part = bisect.bisect_right(self._ends, row)
         return self._parts[part][row - self.ranges[part].start]
 
@@ -68,7 +71,7 @@ def configs_of_parts(config: DataConfig) -> dict[str, DataConfig]:
     return {name: _source_config(config, source) for name, source in zip(names, sources, strict=True)}
 
 
-def parts_of(text: TokenizedText) -> list[TokenizedText]:
+def split_parts(text: TokenizedText) -> list[TokenizedText]:
     """The tokens and documents of each part of a mixture's text; the words, lines and bytes of a part are not known."""
     parts, ends = [], list(itertools.accumulate(text.part_documents))
     for documents, end in zip(text.part_documents, ends, strict=True):

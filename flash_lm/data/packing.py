@@ -45,6 +45,7 @@ class StreamRows:
 
     def __getitem__(self, row: int) -> Row:
         """The row with this number."""
+        # One token more than the sequence: inputs and targets are shifted by one.
         window = np.asarray(self._tokens[row * self._length : (row + 1) * self._length + 1], np.int32)
         count = len(window) - 1
         arrays = empty_row(self._length)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flash_lm.data.examples import Example, ExampleCorpus, Examples, row_of
+from flash_lm.data.examples import Example, ExampleCorpus, Examples, make_row
 from flash_lm.data.labelled import sizes_in_row
 from flash_lm.data.packing import Row
 from flash_lm.data.token_cache import TokenizedCorpus
@@ -10,7 +10,7 @@ from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 
 
-def with_pairs(corpus: TokenizedCorpus) -> ExampleCorpus:
+def make_pair_corpus(corpus: TokenizedCorpus) -> ExampleCorpus:
     """Makes a corpus of pairs from a text whose documents are the first and the second of each pair, in turn."""
     splits = {name: TextPairs(text) for name, text in corpus.splits.items()}
     return ExampleCorpus(corpus.name, corpus.fingerprint, corpus.tokenizer, splits)
@@ -81,9 +81,9 @@ class SourceRows:
         # Source and target are cut to a row each; the target is shifted by one token.
         source, target = self._parts(row)
         source, target = source[: self._length], target[: self._length + 1]
-        arrays, count = row_of(target[:-1], self._length), len(target) - 1
+        arrays, count = make_row(target[:-1], self._length), len(target) - 1
         arrays["targets_BxL"][:count], arrays["loss_mask_BxL"][:count] = target[1:], 1
-        source_row = row_of(source, self._length)
+        source_row = make_row(source, self._length)
         return arrays | {
             "source_BxM": source_row["inputs_BxL"],
             "source_segment_ids_BxM": source_row["segment_ids_BxL"],

@@ -20,6 +20,6 @@ class Share(NamedTuple):
     groups: int = 1
 
 
-def whole_batch(batch_size: int) -> Share:
+def single_host_share(batch_size: int) -> Share:
     """The share of a single host."""
     return Share(batch_size, range(batch_size))

@@ -118,6 +118,7 @@ def recall_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
         raise InputError(
             "--slices=recall counts pairs of tokens in the training split: it needs a corpus of text on disk"
         )
+    # Counts of the training split say which pairs are rare there.
     train = corpus.splits["train"]
     recalled = Recalled(train, rare_pairs(train) if rare is None else rare)
 
@@ -162,6 +163,7 @@ def part_slices(corpus: Splits, split: str, rare: int | None) -> SlicesOf:
         InputError: the corpus has no parts.
     """
     del rare
+    # Parts of a mixture are ranges of sequences; a synthetic corpus names its own parts.
     made: Any = corpus.splits[split]
     if not corpus.parts and not hasattr(made, "parts"):
         raise InputError(f"--slices=parts needs a corpus of parts, such as mqar or a mixture: {corpus.name} has none")

@@ -6,9 +6,9 @@ from flash_lm.config.data import DataConfig
 from flash_lm.config.registry import CORPORA
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
-from flash_lm.data.labelled import with_labels
+from flash_lm.data.labelled import attach_labels
 from flash_lm.data.packing import PACKERS
-from flash_lm.data.pairs import with_pairs
+from flash_lm.data.pairs import make_pair_corpus
 from flash_lm.data.token_cache import KnownCorpus, TokenizedCorpus, load_corpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
 
@@ -35,8 +35,8 @@ def load_splits(config: DataConfig, known: KnownCorpus | None = None, *, unsplit
         return kind.load(config, known, *(config[section] for section in kind.sections))
     corpus = load_tokenized(config, known, unsplit=unsplit)
     if kind.paired(config):
-        return with_pairs(corpus)
-    return with_labels(corpus, load_corpus(config), config.label_share) if kind.labelled(config) else corpus
+        return make_pair_corpus(corpus)
+    return attach_labels(corpus, load_corpus(config), config.label_share) if kind.labelled(config) else corpus
 
 
 def split_sizes(corpus: Splits) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from flash_lm.config.data import DataConfig
-from flash_lm.data.corpus import SPLITS, WHOLE, Piece
+from flash_lm.data.corpus import SPLITS, UNSPLIT, Piece
 from flash_lm.data.files import DataFile, find_files
 from flash_lm.errors import InputError
 
@@ -66,7 +66,7 @@ class FileCorpus:
             raise InputError(f"corpus {name} is empty: give files with text in --config.data.path")
         self._spans = {split: [c.span for c in contents if c.split == split] for split in SPLITS}
         self._none_for_training = not self._spans["train"]
-        self._spans[WHOLE] = [content.span for content in contents]
+        self._spans[UNSPLIT] = [content.span for content in contents]
         # Hold out the missing splits: by file if that leaves enough to train on, else by blocks of each file.
         missing = [split for split in SPLITS[1:] if not self._spans[split]]
         splits = "" if len(missing) == 2 else f" {[content.split for content in contents]}"
@@ -115,6 +115,7 @@ def text_files(config: DataConfig) -> FileCorpus:
 def stdlib(config: DataConfig) -> FileCorpus:
     """The sources of the running interpreter's standard library, without its tests. Differs by Python version."""
     del config
+    # The library's modules without tests and installed packages.
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     paths = [p for p in root.rglob("*.py") if not left_out & set(p.relative_to(root).parts)]
@@ -182,6 +183,7 @@ def _blocks(files: list[Span], missing: list[str]) -> dict[str, list[Span]]:
     """Contiguous blocks of each file, cut at the ends of lines."""
     spans: dict[str, list[Span]] = {split: [] for split in ("train", *missing)}
     for path, first, last in files:
+        # The end of each file is held out, one share per missing split, cut at the start of a line.
         shares = [1 - n * _HELD_OUT for n in range(len(missing), 0, -1)]
         cuts = [first, *(_line_start(path, first + int((last - first) * share)) for share in shares), last]
         for split, start, end in zip(spans, cuts[:-1], cuts[1:], strict=True):
@@ -195,6 +197,7 @@ def _line_start(path: str, offset: int) -> int:
     with _open(path) as file:
         file.seek(offset)
         block = file.read(_BLOCK)
+    # Without a line end nearby, cut between two characters of UTF-8.
     newline = block.find(b"\n")
     if newline >= 0:
         return offset + newline + 1

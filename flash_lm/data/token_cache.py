@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from flash_lm.config.data import DataConfig
 from flash_lm.config.registry import CORPORA
-from flash_lm.data.corpus import SPLITS, WHOLE, Corpus, DocumentStream, Piece
+from flash_lm.data.corpus import SPLITS, UNSPLIT, Corpus, DocumentStream, Piece
 from flash_lm.data.foreign_tokenizer import read_tokenizer
 from flash_lm.data.mixture import MixedCorpus, configs_of_parts
 from flash_lm.data.tokenized_text import TokenizedText, encode
@@ -99,10 +99,10 @@ def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsp
         _log.warning("corpus %s has changed: using the tokens of the earlier one, in %s", corpus.name, cache)
         return kept
     # Tokens are keyed by the content of the corpus and by the tokenizer.
-    names = (WHOLE,) if unsplit else SPLITS if corpus.stream is None else SPLITS[1:]
+    names = (UNSPLIT,) if unsplit else SPLITS if corpus.stream is None else SPLITS[1:]
     tokenizer = known.tokenizer if known else _tokenizer(config, corpus, cache)
     key = _key(corpus.fingerprint, tokenizer)
-    folder = cache / (f"{corpus.name}-{key}-{WHOLE}" if unsplit else f"{corpus.name}-{key}")
+    folder = cache / (f"{corpus.name}-{key}-{UNSPLIT}" if unsplit else f"{corpus.name}-{key}")
 
     def make(partial: pathlib.Path) -> None:
         counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in names}
@@ -140,6 +140,7 @@ def _load_kept(config: DataConfig, cache: pathlib.Path, known: KnownCorpus) -> T
     """The tokens of a run's corpus, if they are in the cache and complete; the corpus itself may be gone."""
     if known.fingerprint is None:
         return None
+    # The corpus itself may be gone: its tokens are named by fingerprint and tokenizer.
     key = _key(known.fingerprint, known.tokenizer)
     for folder in cache.glob(f"*-{key}"):
         with contextlib.suppress(*_DAMAGED):
@@ -224,6 +225,7 @@ def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.
 
 
 def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
+    # Batches of about equal size in bytes, for the parallel tokenizer.
     bar = tqdm(desc=f"tokenise {corpus.name} {split}", total=corpus.size(split), unit="B", unit_scale=True, leave=False)
     batch, size = [], 0
     with bar:

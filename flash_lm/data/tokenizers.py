@@ -77,6 +77,7 @@ class SentencePieceTokenizer:
         It writes a space as another character, which it decodes as a space. In a vocabulary without that one, of text
         with few spaces, it spells this character where a space stood.
         """
+        # Spelling out spaces works only if pieces for single bytes exist and no space is added in front.
         spelled = {x: [self._processor.piece_to_id(byte_piece(byte)) for byte in x.encode()] for x in (SPACE, " ")}
         first = self._processor.encode("x")[:1]
         begins_with_blank = any(self._processor.id_to_piece(i).startswith(SPACE) for i in first)
@@ -195,6 +196,7 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
     Raises:
         InputError: the folder holds no tokenizer.
     """
+    # A folder of a user may hold anything under these names.
     try:
         info, model = load_json(folder / _INFO_FILE), folder / _MODEL_FILE
         if not model.is_file():  # a pipe would wait for ever

@@ -19,9 +19,9 @@ from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.adaptive_span import log_mask, reach
 from flash_lm.ops.banded_softmax import SoftmaxPart, banded_softmax, softmax_of_scores
-from flash_lm.ops.kv_cache import Ring, after_ring, empty_ring, last_of, positions_in, sight_after_ring, with_token
+from flash_lm.ops.kv_cache import Ring, empty_ring, positions_in, roll_ring, unroll_ring, unrolled_key_span, write_token
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 @section("model.span")
@@ -51,7 +51,7 @@ class SpanCore(PlainCore):
         self.share = nnx.Param(share_H, project=_in_bounds, **VECTORS)
 
     @property
-    def scaled(self) -> Mapping[str, bool]:
+    def pair_scaling(self) -> Mapping[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"span": True}
 
@@ -66,7 +66,7 @@ class SpanCore(PlainCore):
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         q, k = pairs["span"]
-        return self._attend(q, k, v, context.sight(self._window())).out_BxHxLxE
+        return self._attend(q, k, v, context.key_span(self._window())).out_BxHxLxE
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Ring:
         """An empty ring of the last tokens; `capacity` is not used."""
@@ -78,16 +78,16 @@ class SpanCore(PlainCore):
         q, k = pairs["span"]
         # Parallel form over the ring followed by the new tokens, with the spans as a sliding window.
         start_B = context.positions_BxL[:, 0]
-        cache = after_ring(state, k, v, start_B)
-        sight = sight_after_ring(self.limit, start_B, context.real(), self._window())
-        out = self._attend(q, cache.key_BxHxRxK, cache.value_BxHxRxE, sight).out_BxHxLxE
-        return out.astype(v.dtype), last_of(cache, self.limit, start_B, context.lengths_B)
+        cache = unroll_ring(state, k, v, start_B)
+        key_span = unrolled_key_span(self.limit, start_B, context.real(), self._window())
+        out = self._attend(q, cache.key_BxHxRxK, cache.value_BxHxRxE, key_span).out_BxHxLxE
+        return out.astype(v.dtype), roll_ring(cache, self.limit, start_B, context.lengths_B)
 
     def step(self, pairs: Pairs, v: jax.Array, context: Context, state: Ring) -> tuple[jax.Array, Ring]:
         """Writes the new token to the ring in place, and attends to all of it."""
         q, k = pairs["span"]
         position_B = context.positions_BxL[:, 0]
-        ring = with_token(state, k, v, position_B, context.real()[:, 0])
+        ring = write_token(state, k, v, position_B, context.real()[:, 0])
         slot_position_BxR = positions_in(ring, position_B)
         bias_HxBxR = log_mask(self.spans(), slot_position_BxR - position_B[:, None], self.ramp)
         scores = matmul(q.astype(ring.key_BxHxRxK.dtype), ring.key_BxHxRxK, transpose_b=True) / math.sqrt(q.shape[-1])
@@ -106,10 +106,10 @@ class SpanCore(PlainCore):
     def _window(self) -> jax.Array:
         return jnp.minimum(reach(self.spans(), self.ramp), self.limit)
 
-    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> SoftmaxPart:
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan) -> SoftmaxPart:
         bias = lambda distance: log_mask(self.spans(), distance, self.ramp)
         scale = 1 / math.sqrt(q.shape[-1])
-        return banded_softmax(q.astype(k.dtype), k, v, sight, scale=scale, window=self.ramp, bias=bias)
+        return banded_softmax(q.astype(k.dtype), k, v, key_span, scale=scale, window=self.ramp, bias=bias)
 
 
 def _in_bounds(share_H: jax.Array) -> jax.Array:

@@ -85,10 +85,11 @@ class AttentionFreeUnit(AttentionSublayer[jax.Array]):
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
         """Attention weights; with a position bias also exp(w) of the visible pairs, B×(H or 1)×L×L."""
         weights, bias = super().weights(x_BxLxD, context), self.core.bias(*[context.positions_BxL] * 2)
+        # With a position bias, exp(w) is a second map: AFT's weights are exp(K) exp(w).
         if bias is not None:
             all_tokens = lambda x, axis: jnp.expand_dims(x, axis)
             w = bias.tile(Rectangles(keys=all_tokens, queries=all_tokens))[:, :, 0]
-            visible_BxLxL = context.sight().visible(jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32))
+            visible_BxLxL = context.key_span().visible(jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32))
             weights["exp(w)"] = jnp.where(visible_BxLxL[:, None], jnp.exp(w), 0)
         return weights
 
@@ -137,6 +138,7 @@ class AFTCore(PlainCore):
     def prefill(self, k: jax.Array, v: jax.Array, context: Context, state: Any) -> tuple[jax.Array, Any]:
         """Continues each sequence from any position."""
         assert context.lengths_B is not None
+        # A window needs only the last keys and values; full AFT keeps all of them.
         consume = prefill_full if self.window is None else prefill_window
         start_B = context.positions_BxL[:, 0]
         k, v32 = k.astype(jnp.float32), v.astype(jnp.float32)
@@ -149,6 +151,7 @@ class AFTCore(PlainCore):
         """The products with exp(w) over the pairs that have one; elementwise operations are not counted."""
         if self.window == 0:
             return 0.0
+        # Visible pairs, each with a numerator and a denominator, and the product for w.
         reach = length if self.window is None else min(self.window, length)
         before = reach * (reach + 1) / 2 + (length - reach) * reach  # pairs of a token with itself or an earlier one
         pairs = before if causal else 2 * before - length

@@ -32,7 +32,7 @@ class TaylorCore(LinearCore):
         super().__init__(config, linear, taylor_features)
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
 

@@ -42,7 +42,7 @@ class CosformerCore(LinearCore):
         super().__init__(config, linear, lambda x: x)
         self.longest = options.cos_length
 
-    def featured(self, pairs: Pairs, context: Context) -> tuple[jax.Array, jax.Array]:
+    def apply_feature_map(self, pairs: Pairs, context: Context) -> tuple[jax.Array, jax.Array]:
         """B×H×L×2K each, float32."""
         q, k = (cosine_features(x, context.positions_BxL, self.longest) for x in pairs["attention"])
         return q, k

@@ -53,7 +53,7 @@ def _cross_problems(config: ModelConfig) -> list[str]:
     return [f"{width_key}={width} must be a multiple of model.cross.heads={cross.heads}"] if width % cross.heads else []
 
 
-_OF_HEADS: dict[str, Any] = {
+_HEAD_SPEC: dict[str, Any] = {
     "sections": (CrossOptions,),
     "keys": frozenset({"num_heads", "query_key_norm"}),
     "unread": frozenset({"cross.expanded_dim", "cross.shared_dim", "cross.attention_function"}),
@@ -62,8 +62,8 @@ _OF_HEADS: dict[str, Any] = {
 }
 # model.cross.kind -> the sublayer of cross attention, inserted in each layer after the sublayer that mixes the tokens
 CROSS = {
-    "softmax": SublayerSpec(_softmax, **_OF_HEADS),
-    "linear": SublayerSpec(_linear, **_OF_HEADS),
+    "softmax": SublayerSpec(_softmax, **_HEAD_SPEC),
+    "linear": SublayerSpec(_linear, **_HEAD_SPEC),
     "gau": SublayerSpec(
         _gau,
         (CrossOptions,),
@@ -73,8 +73,9 @@ CROSS = {
 }
 
 
-def encoder_of(config: ModelConfig) -> ModelConfig:
-    """The config of the encoder of a complete config; `of_layers` completes its layers."""
+def encoder_config(config: ModelConfig) -> ModelConfig:
+    """The config of the encoder of a complete config; `layer_configs` completes its layers."""
+    # Keys of the encoder replace those of the model; all others are shared.
     options = config[EncoderOptions]
     layers = options.num_layers or config.num_layers
     changed = dataclasses.replace(
@@ -89,7 +90,7 @@ def encoder_of(config: ModelConfig) -> ModelConfig:
     return changed.put("encoder.family", None)
 
 
-def specs_of(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
+def sublayer_specs(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
     """The specs of a layer's sublayers: its family's, and cross attention if the model has an encoder."""
     row = FAMILIES[layer.family]
     if layer.encoder is None:

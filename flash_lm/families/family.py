@@ -7,7 +7,7 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import FAMILIES, HEADS
 from flash_lm.errors import InputError
-from flash_lm.families.encoder import CROSS, encoder_of, specs_of
+from flash_lm.families.encoder import CROSS, encoder_config, sublayer_specs
 from flash_lm.families.sublayer_spec import EVERYTHING, Default, SublayerSpec
 from flash_lm.ops.logistics import VALUES
 
@@ -54,12 +54,12 @@ def register_family(name: str, row: Family) -> None:
     FAMILIES.register(name, row)
 
 
-def served(families: Iterable[str]) -> frozenset[str]:
+def common_forms(families: Iterable[str]) -> frozenset[str]:
     """Forms that all of these families support, see `SublayerSpec`; a model with a pattern has several."""
     return EVERYTHING.intersection(*(FAMILIES[name].serves for name in families))
 
 
-def with_form(causal: bool) -> list[str]:
+def families_with_form(causal: bool) -> list[str]:
     """Families that have a causal form, or a bidirectional one."""
     return [name for name, row in FAMILIES.items() if _form(causal) in row.serves]
 
@@ -69,13 +69,13 @@ def _form(causal: bool | None) -> str:
 
 
 # Defaults that all layers share, from model.family.
-_OF_THE_MODEL: Mapping[str, Default] = {
-    "causal": lambda config: "causal" in served(config.families),
+_MODEL_DEFAULTS: Mapping[str, Default] = {
+    "causal": lambda config: "causal" in common_forms(config.families),
     "norm": "layer",
     "head": "softmax",
     "absolute_positions": "none",
 }
-_OF_A_LAYER: Mapping[str, Default] = {
+_LAYER_DEFAULTS: Mapping[str, Default] = {
     "rotary": False,
     "short_convolution": 0,
     "state_dtype": lambda config: config.dtype,
@@ -93,7 +93,7 @@ def complete(config: ModelConfig) -> ModelConfig:
 
     Returns:
         The config without open keys that its family reads. With a pattern or an encoder: without open keys that all
-        layers read; the others may differ by layer, see `of_layers`.
+        layers read; the others may differ by layer, see `layer_configs`.
 
     Raises:
         InputError: unknown family, no vocabulary size, or widths that do not go together.
@@ -102,18 +102,18 @@ def complete(config: ModelConfig) -> ModelConfig:
     if config.vocab_size is None:
         raise InputError("model.vocab_size is open: set it, or train with a tokenizer, which defines it")
     if config.encoder is not None:
-        config = _with_encoder(config)
+        config = _fill_encoder_defaults(config)
     # Keys that all layers share come first: the defaults of a layer may depend on them.
-    of_model = {key: family.defaults.get(key, default) for key, default in _OF_THE_MODEL.items()}
-    config = _closed(config, of_model)
+    model_defaults = {key: family.defaults.get(key, default) for key, default in _MODEL_DEFAULTS.items()}
+    config = _fill_defaults(config, model_defaults)
     # Then each layer by the defaults of its family; with an encoder also the layers of the encoder.
-    layers = of_layers(config)
+    layers = layer_configs(config)
     if config.encoder is not None:
-        layers += of_layers(encoder_of(config))
+        layers += layer_configs(encoder_config(config))
     problems = [
         problem
         for layer in dict.fromkeys(layers)
-        for spec in dict.fromkeys(specs_of(layer))
+        for spec in dict.fromkeys(sublayer_specs(layer))
         for problem in spec.problems(layer)
     ]
     # All problems are reported at once, each of them once.
@@ -122,45 +122,50 @@ def complete(config: ModelConfig) -> ModelConfig:
     return config if config.pattern or config.encoder else layers[0]
 
 
-def _with_encoder(config: ModelConfig) -> ModelConfig:
+def _fill_encoder_defaults(config: ModelConfig) -> ModelConfig:
     """The config with the encoder's keys closed, before those of the model take the defaults of the model's family."""
+    # The encoder as a bidirectional model of its family, for that family's defaults.
     alone = dataclasses.replace(config, family=config.encoder, pattern=(), causal=False)
     defaults = FAMILIES[alone.family].defaults
     for name in ("norm", "absolute_positions"):
-        value = alone.get(name) or _closed(alone, {name: defaults.get(name, _OF_THE_MODEL[name])}).get(name)
-        config = _closed(config, {f"encoder.{name}": value})
+        value = alone.get(name) or _fill_defaults(alone, {name: defaults.get(name, _MODEL_DEFAULTS[name])}).get(name)
+        config = _fill_defaults(config, {f"encoder.{name}": value})
     return config
 
 
-def of_layers(config: ModelConfig) -> list[ModelConfig]:
+def layer_configs(config: ModelConfig) -> list[ModelConfig]:
     """The config of each layer of a pattern; its open keys are filled in by the layer's family."""
-    return [_of_layer(config, name) for name in config.families]
+    return [_layer_config(config, name) for name in config.families]
 
 
-def _of_layer(config: ModelConfig, name: str) -> ModelConfig:
+def _layer_config(config: ModelConfig, name: str) -> ModelConfig:
     row = FAMILIES[name]
     layer_config = dataclasses.replace(config, family=name, pattern=())
-    of_sublayers = {key: default for spec in specs_of(layer_config) for key, default in spec.defaults.items()}
-    return _closed(layer_config, {**_OF_A_LAYER, **of_sublayers, **row.defaults})
+    sublayer_defaults = {
+        key: default for spec in sublayer_specs(layer_config) for key, default in spec.defaults.items()
+    }
+    return _fill_defaults(layer_config, {**_LAYER_DEFAULTS, **sublayer_defaults, **row.defaults})
 
 
-def _closed(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig:
+def _fill_defaults(config: ModelConfig, defaults: Mapping[str, Default]) -> ModelConfig:
     for key, default in defaults.items():
         if config.get(key) is None:
             config = config.put(key, default(config) if callable(default) else default)
     return config
 
 
-def unread(families: Collection[str], cross: str | None = None) -> set[str]:
+def unused_keys(families: Collection[str], cross: str | None = None) -> set[str]:
     """Keys, such as model.gau.heads, that other models read but these families do not; empty if one is unknown.
 
     Args:
         families: of the layers, and of an encoder.
         cross: the kind of cross attention; None: no cross attention.
     """
+    # Unknown families are reported elsewhere.
     kinds = () if cross is None else (cross,)
     if not (FAMILIES.keys() >= set(families) and CROSS.keys() >= set(kinds)):
         return set()
+    # Everything that any model reads, without what these families read.
     reads = lambda names, kinds: set().union(
         *(FAMILIES[name].reads() for name in names), *(CROSS[kind].reads() for kind in kinds)
     )

@@ -71,10 +71,10 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
     def __init__(self, config: ModelConfig, options: GAUOptions, core: CoreOfPairs, *, rngs: nnx.Rngs):
         """Expanded width E, shared width S, H heads."""
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
-        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
+        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.pair_scaling)
         self.heads = self.key_heads = options.heads
         self.key_width, self.value_width = shared, expanded // self.heads
-        self.copies = 2 * len(core.scaled)
+        self.copies = 2 * len(core.pair_scaling)
         dense = options.query_key == "dense"
         z_width = self.copies * self.heads * shared if dense else shared  # dense: all queries and keys side by side
         self.projection_weights = 3 * dim * expanded + dim * z_width
@@ -84,7 +84,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         self.output = Output(expanded, dim, config, rngs=rngs)
         # One scale and offset per variant: γ and β have no head dimension with a single head.
         width = (shared,) if self.heads == 1 else (self.heads, shared)
-        scales = first_scales(core.scaled, width, config, of_one_source=not dense, rngs=rngs)
+        scales = first_scales(core.pair_scaling, width, config, of_one_source=not dense, rngs=rngs)
         self.dense, self.variants = dense, ScaleOffsets(scales)
         self.convolutions = short_convolutions({"value": expanded, "shared": z_width}, config)
 
@@ -99,7 +99,7 @@ class GatedAttentionUnit(AttentionSublayer[Pairs]):
         zs = jnp.split(split_heads(silu(z), self.heads), self.copies, axis=-1) if self.dense else silu(z)[:, None]
         variants = self.variants(zs)
         pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])
-        return Projected(self.rotated(pairs, context), split_heads(silu(v), self.heads), gate)
+        return Projected(self.rotate_pairs(pairs, context), split_heads(silu(v), self.heads), gate)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Gates with U."""
@@ -146,6 +146,7 @@ def _residual_init(config: ModelConfig) -> str:
 
 def _problems(config: ModelConfig) -> list[str]:
     problems, gau = [], config[GAUOptions]
+    # Values split into heads, and rotary positions pair the dimensions of queries and keys.
     if gau.expanded_dim % gau.heads:
         problems.append(f"model.gau.expanded_dim={gau.expanded_dim} must be a multiple of model.gau.heads={gau.heads}")
     if (config.rotary or gau.relative_bias == "rope") and gau.shared_dim % 2:

@@ -46,7 +46,7 @@ class FlowCore(PlainCore):
         )
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are not divided by √K."""
         return {"attention": False}
 
@@ -56,6 +56,7 @@ class FlowCore(PlainCore):
 
     def prefill(self, pairs: Pairs, v: jax.Array, context: Context, state: FlowState) -> tuple[jax.Array, FlowState]:
         """In chunks, starting from any position: the sums need no chunk grid."""
+        # The state has the running sums of the conserved flows.
         return prefill_flow(
             *pairs["attention"],
             v,

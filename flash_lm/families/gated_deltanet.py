@@ -12,7 +12,13 @@ from flash_lm.config.keys import at_least, key, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC
-from flash_lm.families.sublayer_spec import SublayerSpec, of_heads, one_way_problems, times, uneven_head_problems
+from flash_lm.families.sublayer_spec import (
+    SublayerSpec,
+    fraction_per_head,
+    one_way_problems,
+    times,
+    uneven_head_problems,
+)
 from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
@@ -116,12 +122,14 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[DeltaInputs]:
         """Heads of queries and keys of length 1, β and decays."""
+        # β, the strength of each write, and the log of the decay, 0 without a gate.
         q, k, v = (split_heads(jax.nn.silu(maps[name]), self.heads) for name in ("query", "key", "value"))
         beta_BxHxL = self.largest_beta * jax.nn.sigmoid(_by_head(maps["beta"]))
         log_decay_BxHxL = jnp.zeros_like(beta_BxHxL)
         if self.step_size is not None:
             rate, bias = (x[...].astype(jnp.float32)[None, :, None] for x in (self.log_rate, self.step_bias))
             log_decay_BxHxL = -jnp.exp(rate) * jax.nn.softplus(_by_head(maps["step_size"]) + bias)
+        # Unit keys keep the eigenvalues of the state's update within 1.
         by = DeltaInputs(_unit(q, 1 / math.sqrt(self.key_width)), _unit(k), log_decay_BxHxL, beta_BxHxL)
         return Projected(by, v, maps["gate"])
 
@@ -150,7 +158,11 @@ DELTA = SublayerSpec(
     GatedDeltaAttention,
     (DeltaOptions,),
     frozenset({"num_heads"}),
-    defaults={"delta.key_dim": of_heads(3, 4), "delta.value_dim": of_heads(3, 2), "short_convolution": 4},
+    defaults={
+        "delta.key_dim": fraction_per_head(3, 4),
+        "delta.value_dim": fraction_per_head(3, 2),
+        "short_convolution": 4,
+    },
     problems=_problems,
 )
 ROWS = {

@@ -14,7 +14,7 @@ from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC
 from flash_lm.families.sublayer_spec import (
     SublayerSpec,
-    of_heads,
+    fraction_per_head,
     one_way_problems,
     uneven_head_problems,
     width_problems,
@@ -100,10 +100,12 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
         self.key = Dense(dim, keys, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
         self.gate = Dense(dim, dim, config, rngs=rngs)
+        # The decay has a low-rank projection, as in the paper.
         self.decay_down = Dense(dim, rank, config, rngs=rngs)
         self.decay_up = Dense(rank, keys, config, rngs=rngs)
         self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": dim}, config, convolution)
+        # A bias of the decay, and the gain of the norm before the gate.
         self.decay_bias = nnx.Param(jnp.zeros(keys, jnp.dtype(config.param_dtype)), **VECTORS)
         self.gain = nnx.Param(jnp.ones(self.value_width, jnp.dtype(config.param_dtype)), **VECTORS)
 
@@ -115,6 +117,7 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[GatedInputs]:
         """Heads, queries divided by √K, and the decay of each channel."""
         q, k, v = (split_heads(maps[name], self.heads) for name in ("query", "key", "value"))
+        # Log decay per channel: log σ(x) / τ, not below the floor, so that products over a chunk stay finite.
         bias = self.decay_bias[...].astype(jnp.float32)[None, None]
         log_decay = jax.nn.log_sigmoid(maps["decay"].astype(jnp.float32) + bias) / self.normalizer
         log_decay_BxHxLxK = split_heads(jnp.maximum(log_decay, self.floor), self.heads)
@@ -134,7 +137,7 @@ GLA = SublayerSpec(
     GatedLinearAttention,
     (GLAOptions, LinearOptions, ConvolutionOptions),
     frozenset({"num_heads"}),
-    defaults={"gla.key_dim": of_heads(1, 2)},
+    defaults={"gla.key_dim": fraction_per_head(1, 2)},
     problems=_problems,
 )
 ROWS = {

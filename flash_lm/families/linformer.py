@@ -48,7 +48,7 @@ class LinformerCore(WholeRowCore):
         return attend_to_slots(*pairs["attention"], v, key_slots, value_slots, real_BxL)
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
 

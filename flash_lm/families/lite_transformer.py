@@ -126,9 +126,9 @@ class LongShortAttention(MultiHeadAttention):
             zeros_HxW = jnp.zeros((self.convolving, count), jnp.dtype(config.param_dtype))
             self.taps = nnx.Param(zeros_HxW, **VECTORS)
         # That of the first layer, unless a stack says which layers these are.
-        self.kernel = LayerArray(self.of_layers(np.zeros(1, np.int32))["kernel"][0])
+        self.kernel = LayerArray(self.layer_arrays(np.zeros(1, np.int32))["kernel"][0])
 
-    def of_layers(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
+    def layer_arrays(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
         """Numbers of taps."""
         self.convolutions.kernels = tuple(self.kernels[n] for n in numbers_N)
         return {"kernel": jnp.asarray(self.convolutions.kernels, jnp.int32)}
@@ -156,6 +156,7 @@ class LongShortAttention(MultiHeadAttention):
         return super().flops_per_token(length, causal) + of_taps
 
     def _taps(self, short_BxLxD: jax.Array) -> jax.Array:
+        # Dynamic taps are a linear map of the token, lightweight ones the same for all tokens.
         if isinstance(self.taps, Dense):
             scores = self.taps(short_BxLxD)
             scores_BxLxHxW = scores.reshape(*scores.shape[:2], self.convolving, -1)
@@ -166,6 +167,7 @@ class LongShortAttention(MultiHeadAttention):
 
 def _problems(config: ModelConfig) -> list[str]:
     problems, lite, heads = head_problems(config), config[LiteOptions], config.num_heads
+    # Both branches need at least one head.
     if not 0 < lite.attending(heads) < heads:
         problems.append(
             f"model.lite.attention_share={lite.attention_share} of model.num_heads={heads} must leave a head or more "

@@ -49,7 +49,7 @@ class LogSparseCore(PlainCore):
         self.state_dtype = jnp.dtype(config.state_dtype)
 
     @property
-    def scaled(self) -> Mapping[str, bool]:
+    def pair_scaling(self) -> Mapping[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
 
@@ -57,7 +57,7 @@ class LogSparseCore(PlainCore):
         """B×H×L×E."""
         q, k = pairs["attention"]
         offsets = self._offsets(v.shape[2], context.causal)
-        return attend_at_offsets(q, k, v, context.sight(), offsets, scale=1 / math.sqrt(q.shape[-1]))
+        return attend_at_offsets(q, k, v, context.key_span(), offsets, scale=1 / math.sqrt(q.shape[-1]))
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> KeyValueCache:
         """An empty KV cache for `capacity` tokens per sequence: any token may be needed again."""
@@ -71,7 +71,7 @@ class LogSparseCore(PlainCore):
         q, k = pairs["attention"]
         state = state.append_tokens(k, v, context)
         offsets = self._offsets(state.key_BxHxMxK.shape[2], causal=True)
-        out = attend_in_cache(q, *state, context.sight(), offsets, scale=1 / math.sqrt(q.shape[-1]))
+        out = attend_in_cache(q, *state, context.key_span(), offsets, scale=1 / math.sqrt(q.shape[-1]))
         return out.astype(v.dtype), state
 
     step = prefill
@@ -109,6 +109,7 @@ def _full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.R
     """Filters from all channels to all channels, in place of linear maps: W·D×D weights for each name."""
     taps, dim = config.short_convolution, config.model_dim
 
+    # Each tap is a D×D map, initialised with the fan-in of all taps.
     def drawn() -> nnx.Param:
         kernel = KERNEL_INITS[config.init](rngs.params(), (taps * dim, dim), jnp.dtype(config.param_dtype))
         return nnx.Param(kernel.reshape(taps, dim, dim))
@@ -118,6 +119,7 @@ def _full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.R
 
 def _problems(config: ModelConfig) -> list[str]:
     problems, options = head_problems(config), config[LogSparseOptions]
+    # The local window must fit into a segment.
     if 0 < options.restart < options.local:
         problems.append(
             f"model.log_sparse.restart={options.restart} must be 0 or at least model.log_sparse.local={options.local}"

@@ -15,7 +15,14 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems
-from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, normalised, query_key_norms, split_heads
+from flash_lm.layers.attention import (
+    AttentionSublayer,
+    Projected,
+    apply_qk_norm,
+    join_heads,
+    query_key_norms,
+    split_heads,
+)
 from flash_lm.layers.attention_core import Pair, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -23,19 +30,19 @@ from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.ops import banded_softmax as ops
 from flash_lm.ops.banded_softmax import SoftmaxPart
-from flash_lm.ops.gather_tokens import compacted
+from flash_lm.ops.gather_tokens import index_chosen
 from flash_lm.ops.kv_cache import (
     Ring,
-    after_ring,
     empty_ring,
-    last_of,
     positions_in,
-    sight_after_ring,
-    with_token,
+    roll_ring,
+    unroll_ring,
+    unrolled_key_span,
     write,
+    write_token,
 )
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 def _dilations(gaps: tuple) -> str | None:
@@ -113,30 +120,32 @@ class WindowCore(PlainCore):
         """B×H×L×E."""
         assert context.segments is not None
         (q, k), (values, global_values), offsets_BxL = by.pair, self._split(v), context.segments.offsets_BxL
-        start_BxL = context.sight().index_BxL - offsets_BxL
+        start_BxL = context.key_span().index_BxL - offsets_BxL
 
-        def sight(reach: jax.Array) -> Sight:
-            index, first, stop = context.sight(reach)
-            return Sight(index, jnp.minimum(jnp.maximum(first, start_BxL + self.global_tokens), stop), stop)
+        def key_span(reach: jax.Array) -> KeySpan:
+            index, first, stop = context.key_span(reach)
+            return KeySpan(index, jnp.minimum(jnp.maximum(first, start_BxL + self.global_tokens), stop), stop)
 
         # Every token attends to its window, without the global tokens.
-        near = self._near(by, k, values, sight)
+        near = self._near(by, k, values, key_span)
         if by.global_pair is None:
             return near.out_BxHxLxE
         # Every token attends to the global tokens, gathered to the front of the sequence.
         is_global_BxL = (offsets_BxL < self.global_tokens) & (context.segments.runs_BxL > 0)
         length = v.shape[2]
-        compact = compacted(is_global_BxL, length if context.packed else min(self.global_tokens, length))
-        to_global = self._over(q, compact.take(k), compact.take(values), compact.keys(context.sight()))
+        compact = index_chosen(is_global_BxL, length if context.packed else min(self.global_tokens, length))
+        to_global = self._over(q, compact.take(k), compact.take(values), compact.keys(context.key_span()))
         # Global tokens attend to all of their document, with the projections of global attention.
         from_global = self._over(
             compact.take(by.global_pair.q_BxHxLxK),
             by.global_pair.k_BxHxLxK,
             global_values,
-            compact.queries(context.sight()),
+            compact.queries(context.key_span()),
         )
         return jnp.where(
-            is_global_BxL[:, None, :, None], compact.put_back(from_global.out_BxHxLxE), ops.joined([near, to_global])
+            is_global_BxL[:, None, :, None],
+            compact.put_back(from_global.out_BxHxLxE),
+            ops.merge_softmaxes([near, to_global]),
         )
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> WindowState:
@@ -149,15 +158,17 @@ class WindowCore(PlainCore):
         self, by: WindowInputs, v: jax.Array, context: Context, state: WindowState
     ) -> tuple[jax.Array, WindowState]:
         """The new tokens attend to those in the ring and to each other."""
+        # The ring with the last tokens is unrolled before the new ones, so windows reach back into it.
         start_B, real_BxL = context.positions_BxL[:, 0], context.real()
-        seen = after_ring(state.ring, by.pair.k_BxHxLxK, self._split(v)[0], start_B)
+        seen = unroll_ring(state.ring, by.pair.k_BxHxLxK, self._split(v)[0], start_B)
 
-        def sight(reach: jax.Array) -> Sight:
-            return sight_after_ring(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
+        def key_span(reach: jax.Array) -> KeySpan:
+            return unrolled_key_span(self.ring_size, start_B, real_BxL, reach, hidden=self.global_tokens)
 
+        # The new ring has the last tokens of all.
         assert context.lengths_B is not None
-        ring = last_of(seen, self.ring_size, start_B, context.lengths_B)
-        near = self._near(by, seen.key_BxHxRxK, seen.value_BxHxRxE, sight)
+        ring = roll_ring(seen, self.ring_size, start_B, context.lengths_B)
+        near = self._near(by, seen.key_BxHxRxK, seen.value_BxHxRxE, key_span)
         return self._add_global(by, v, context, near, WindowState(ring, state.first))
 
     def step(
@@ -166,7 +177,7 @@ class WindowCore(PlainCore):
         """Writes the new token to the ring in place, and attends to all of it."""
         q, k = by.pair
         position_B = context.positions_BxL[:, 0]
-        ring = with_token(state.ring, k, self._split(v)[0], position_B, context.real()[:, 0])
+        ring = write_token(state.ring, k, self._split(v)[0], position_B, context.real()[:, 0])
         slot_position_BxR = positions_in(ring, position_B)
         # Which slots are visible: at a multiple of the dilation, inside the window, and not global.
         back_Bx1xR = (position_B[:, None] - slot_position_BxR)[:, None]
@@ -180,6 +191,7 @@ class WindowCore(PlainCore):
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Scores and weighted values of the visible pairs, on average over the layers."""
+        # Global tokens see and are seen by all; the others see their windows.
         first = min(self.global_tokens, length)
         rest = length - first
 
@@ -188,6 +200,7 @@ class WindowCore(PlainCore):
             return rest + further * (1 if causal else 2)
 
         of_first = first * (first + 1) // 2 if causal else first * length
+        # Pairs of each layer's window and dilation, averaged over the layers.
         pairs = sum(
             (heads - self.dilated_heads) * near(window, 1) + self.dilated_heads * near(window, dilation)
             for window, dilation in self.layers
@@ -208,39 +221,44 @@ class WindowCore(PlainCore):
         first = tuple(write(old, x, slot_BxL) for old, x in zip(state.first, new, strict=True))
         # A token sees the global tokens up to itself.
         stop_BxL = jnp.where(real_BxL, jnp.minimum(position_BxL + 1, self.global_tokens), 0)
-        sight = Sight(position_BxL, jnp.zeros_like(stop_BxL), stop_BxL)
+        key_span = KeySpan(position_BxL, jnp.zeros_like(stop_BxL), stop_BxL)
         key, value, global_key, global_value = first
-        to_global = self._over(by.pair.q_BxHxLxK, key, value, sight)
-        from_global = self._over(by.global_pair.q_BxHxLxK, global_key, global_value, sight)
+        to_global = self._over(by.pair.q_BxHxLxK, key, value, key_span)
+        from_global = self._over(by.global_pair.q_BxHxLxK, global_key, global_value, key_span)
         is_global_BxL = position_BxL < self.global_tokens
-        out = jnp.where(is_global_BxL[:, None, :, None], from_global.out_BxHxLxE, ops.joined([near, to_global]))
+        out = jnp.where(
+            is_global_BxL[:, None, :, None], from_global.out_BxHxLxE, ops.merge_softmaxes([near, to_global])
+        )
         return out.astype(v.dtype), WindowState(state.ring, first)
 
-    def _near(self, by: WindowInputs, k: jax.Array, v: jax.Array, sight: Callable[[jax.Array], Sight]) -> SoftmaxPart:
-        """Softmax over the sliding window; `sight`: window -> what the queries see."""
+    def _near(
+        self, by: WindowInputs, k: jax.Array, v: jax.Array, key_span: Callable[[jax.Array], KeySpan]
+    ) -> SoftmaxPart:
+        """Softmax over the sliding window; `key_span`: window -> what the queries see."""
         q = by.pair.q_BxHxLxK.astype(k.dtype)
         batch, heads, length, width = q.shape
         undilated = heads - self.dilated_heads
         attend = functools.partial(ops.windowed_softmax, scale=1 / math.sqrt(width), window=self.largest)
 
+        # A dilated window is a plain window on sequences of every n-th token.
         def dilated(dilation: int) -> SoftmaxPart:
-            seen = ops.folded_sight(sight((by.window - 1) * dilation + 1), dilation, batch)
-            folded_q, folded_k, folded_v = (ops.folded(x[:, undilated:], dilation) for x in (q, k, v))
+            seen = ops.fold_key_span(key_span((by.window - 1) * dilation + 1), dilation, batch)
+            folded_q, folded_k, folded_v = (ops.fold_dilation(x[:, undilated:], dilation) for x in (q, k, v))
             out, log_sum = attend(folded_q, folded_k, folded_v, seen)
-            log_sum = ops.unfolded(log_sum[..., None], dilation, length)[..., 0]
-            return SoftmaxPart(ops.unfolded(out, dilation, length), log_sum)
+            log_sum = ops.unfold_dilation(log_sum[..., None], dilation, length)[..., 0]
+            return SoftmaxPart(ops.unfold_dilation(out, dilation, length), log_sum)
 
         # Heads without dilation come first; all layers of a stack share the code, so the dilation is a switch.
         groups = []
         if undilated:
-            groups.append(attend(q[:, :undilated], k[:, :undilated], v[:, :undilated], sight(by.window)))
+            groups.append(attend(q[:, :undilated], k[:, :undilated], v[:, :undilated], key_span(by.window)))
         if self.dilated_heads:
             groups.append(jax.lax.switch(by.stage, [functools.partial(dilated, gap) for gap in self.dilations]))
         return SoftmaxPart(*(jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True)))
 
-    def _over(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> SoftmaxPart:
+    def _over(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan) -> SoftmaxPart:
         """Softmax over all keys that are seen."""
-        return ops.banded_softmax(q.astype(k.dtype), k, v, sight, scale=1 / math.sqrt(q.shape[-1]), window=None)
+        return ops.banded_softmax(q.astype(k.dtype), k, v, key_span, scale=1 / math.sqrt(q.shape[-1]), window=None)
 
     def _split(self, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The values of the window, and those of global attention."""
@@ -278,10 +296,10 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.convolutions = short_convolutions(dict.fromkeys(self.names, dim), config, convolution)
         self.projection_weights = (len(self.names) + 1) * dim * dim
         # Those of the first layer, unless a stack says which layers these are.
-        first = self.of_layers(np.zeros(1, np.int32))
+        first = self.layer_arrays(np.zeros(1, np.int32))
         self.window, self.stage = (LayerArray(first[name][0]) for name in ("window", "stage"))
 
-    def of_layers(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
+    def layer_arrays(self, numbers_N: np.ndarray) -> dict[str, jax.Array]:
         """Windows and dilations."""
         self.core.layers = tuple((self.windows[n], self.gaps[n]) for n in numbers_N)
         layer_windows, layer_gaps = zip(*self.core.layers, strict=True)
@@ -294,15 +312,16 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[WindowInputs]:
         """Splits heads, normalises and rotates queries and keys."""
+        # Global attention has separate projections; its values follow the others in the last axis.
         q, k, v, *of_global = (split_heads(x, self.heads) for x in maps.values())
-        pairs = {"window": Pair(normalised(q, self.query_norm), normalised(k, self.key_norm))}
+        pairs = {"window": Pair(apply_qk_norm(q, self.query_norm), apply_qk_norm(k, self.key_norm))}
         if of_global:
             global_q, global_k, global_v = of_global
             pairs["global"] = Pair(
-                normalised(global_q, self.global_query_norm), normalised(global_k, self.global_key_norm)
+                apply_qk_norm(global_q, self.global_query_norm), apply_qk_norm(global_k, self.global_key_norm)
             )
             v = jnp.concatenate([v, global_v], axis=-1)
-        pairs = self.rotated(pairs, context)
+        pairs = self.rotate_pairs(pairs, context)
         return Projected(WindowInputs(pairs["window"], pairs.get("global"), self.window[...], self.stage[...]), v)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
@@ -312,6 +331,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
 def _problems(config: ModelConfig) -> list[str]:
     problems, window = head_problems(config), config[WindowOptions]
+    # Dilations are by layer, dilated heads within a layer.
     if len(window.dilations) > config.num_layers:
         problems.append(
             f"model.window.dilations={window.dilations} must be at most model.num_layers={config.num_layers} numbers"

@@ -64,6 +64,7 @@ class MovingAverage(nnx.Module):
         def drawn(deviation: float, mean: jax.Array | float = 0.0) -> nnx.Param:
             return nnx.Param((mean + deviation * jax.random.normal(rngs.params(), shape)).astype(dtype), **VECTORS)
 
+        # Signs alternate over the averages, so that they do not all start alike.
         signs_N = 1.0 - 2 * (jnp.arange(self.sums, dtype=jnp.float32) % 2)
         self.damping, self.decay, self.out = drawn(0.2), drawn(0.2), drawn(1.0)
         self.into = drawn(0.02, signs_N[None, None])
@@ -143,7 +144,7 @@ class MegaUnit(AttentionSublayer[Pairs]):
         of_chunks = dataclasses.replace(chunks, local_attention=True, global_attention=False)
         core = MixedChunkCore(config, of_chunks, options.attention_function, bias)
         dim, expanded, shared = config.model_dim, options.expanded_dim, options.shared_dim
-        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
+        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.pair_scaling)
         self.heads = self.key_heads = 1
         self.key_width, self.value_width, self.dropout = shared, expanded, config.dropout
         self.projection_weights = dim * (3 * expanded + shared + 2 * dim)
@@ -153,7 +154,7 @@ class MegaUnit(AttentionSublayer[Pairs]):
         self.shared = Dense(dim, shared, config, rngs=rngs)
         self.update, self.candidate = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))
         self.output = Dense(expanded, dim, config, rngs=rngs)  # into the candidate, not the residual stream
-        self.variants = ScaleOffsets(first_scales(core.scaled, (shared,), config, of_one_source=True, rngs=rngs))
+        self.variants = ScaleOffsets(first_scales(core.pair_scaling, (shared,), config, of_one_source=True, rngs=rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """The stream, the values, and the input of the moving average."""
@@ -162,12 +163,13 @@ class MegaUnit(AttentionSublayer[Pairs]):
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
         """Queries and keys are scale-offsets of the same Z."""
+        # Queries and keys come from the moving average, values from the input.
         averaged = maps["averaged"]
         variants = self.variants(silu(self.shared(averaged))[:, None])
         pairs = named_pairs(self.pair_names, variants[::2], variants[1::2])
         maps_of_average = (self.update(averaged), self.candidate(averaged), self.gate(averaged))
         residual_inputs = GatedResidual(maps["stream"], *maps_of_average, context.dropout_key)
-        return Projected(self.rotated(pairs, context), silu(maps["value"])[:, None], residual_inputs)
+        return Projected(self.rotate_pairs(pairs, context), silu(maps["value"])[:, None], residual_inputs)
 
     def finish(self, mixed_Bx1xLxE: jax.Array, residual_inputs: GatedResidual) -> jax.Array:
         """The new stream."""

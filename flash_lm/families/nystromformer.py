@@ -47,7 +47,7 @@ class NystromCore(WholeRowCore):
         return out if self.taps is None else out + _filtered(v, self.taps[...], real_BxL)
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
 

@@ -56,6 +56,7 @@ class FavorCore(PlainCore):
         self.width = config.model_dim // config.num_heads
         self.features, self.redraw = options.features, options.redraw
         self.uncarried = _REDRAWN if options.redraw else None
+        # The largest power of two that is not above the chunk size.
         self.block_size = 1 << (linear.chunk_size.bit_length() - 1)
         self.frequencies = Frequencies(orthogonal_frequencies(rngs.params(), self.features, self.width))
 
@@ -68,7 +69,7 @@ class FavorCore(PlainCore):
             key = jax.random.fold_in(context.dropout_key, _REDRAW)
             frequencies_FxK = orthogonal_frequencies(key, self.features, self.width)
         return favor(
-            *_featured(pairs, frequencies_FxK),
+            *_compute_features(pairs, frequencies_FxK),
             v,
             context.segments,
             block_size=self.block_size,
@@ -77,7 +78,7 @@ class FavorCore(PlainCore):
         )
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
 
@@ -90,8 +91,8 @@ class FavorCore(PlainCore):
     ) -> tuple[jax.Array, FeatureSums]:
         """Chunkwise form from any position: the state needs no chunk grid."""
         # Decoding always has the same features.
-        featured = _featured(pairs, self.frequencies[...])
-        return prefill_favor(*featured, v, state, context.real(), block_size=self.block_size)
+        features = _compute_features(pairs, self.frequencies[...])
+        return prefill_favor(*features, v, state, context.real(), block_size=self.block_size)
 
     step = prefill
 
@@ -101,7 +102,7 @@ class FavorCore(PlainCore):
         return logs + linear_flops(length, causal, self.block_size, heads, self.features, value_width)
 
 
-def _featured(pairs: Pairs, frequencies_FxK: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _compute_features(pairs: Pairs, frequencies_FxK: jax.Array) -> tuple[jax.Array, jax.Array]:
     q, k = pairs["attention"]
     return log_features(q, frequencies_FxK), log_features(k, frequencies_FxK)
 

@@ -19,7 +19,7 @@ from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.ops.banded_softmax import softmax_of_scores
 from flash_lm.ops.kv_cache import write
-from flash_lm.ops.lsh_attention import SELF, buckets_of, lsh_attention, places_seen, sorted_by_bucket, unit
+from flash_lm.ops.lsh_attention import SELF, hash_buckets, lsh_attention, places_seen, sorted_by_bucket, unit
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.segments import whole_row
 from flash_lm.ops.visibility import is_between
@@ -73,7 +73,7 @@ class LSHCore(PlainCore):
     def __call__(self, q: jax.Array, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         assert context.segments is not None
-        buckets = buckets_of(q, self.rotations[...])
+        buckets = hash_buckets(q, self.rotations[...])
         by_bucket = sorted_by_bucket(buckets, context.segments.runs_BxL, self.buckets, self.window)
         return lsh_attention(q, unit(q), v, by_bucket, window=self.window, causal=context.causal)
 
@@ -91,7 +91,7 @@ class LSHCore(PlainCore):
         key_BxHxMxK = write(state.key_BxHxMxK, unit(q), slot_BxL)
         value_BxHxMxE = write(state.value_BxHxMxE, v, slot_BxL)
         # A place encodes bucket · spacing + rank, so the bucket of a cached token is a division.
-        new_BxHxLxR = jnp.swapaxes(buckets_of(q, self.rotations[...]), 2, 3)
+        new_BxHxLxR = jnp.swapaxes(hash_buckets(q, self.rotations[...]), 2, 3)
         buckets_BxHxRxM = jnp.swapaxes(write(state.place_BxHxMxR // spacing, new_BxHxLxR, slot_BxL), 2, 3)
         # Slots after the new tokens need no mask: a causal query neither sees nor counts later tokens.
         by_bucket = sorted_by_bucket(buckets_BxHxRxM, whole_row(capacity).runs_BxL, self.buckets, self.window)
@@ -111,7 +111,7 @@ class LSHCore(PlainCore):
         position_Bx1x1 = context.positions_BxL[..., None]
         slots_1x1xM = jnp.arange(capacity, dtype=jnp.int32)[None, None]
         # The rank of the new token is the number of cached tokens in its bucket.
-        first_BxHxR = buckets_of(q, self.rotations[...])[..., 0] * spacing
+        first_BxHxR = hash_buckets(q, self.rotations[...])[..., 0] * spacing
         start, stop = (x[:, :, None] for x in (first_BxHxR, first_BxHxR + spacing))
         before_BxHxMxR = is_between(start, state.place_BxHxMxR, stop) & (slots_1x1xM < position_Bx1x1)[..., None]
         place_BxHxR = first_BxHxR + before_BxHxMxR.sum(axis=2, dtype=jnp.int32)
@@ -143,6 +143,7 @@ class ReformerAttention(AttentionSublayer[jax.Array]):
 
     def __init__(self, config: ModelConfig, options: LSHOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
+        # Queries and keys share one projection, as in the paper.
         dim = config.model_dim
         self.core, self.rotary = LSHCore(config, options, rngs=rngs), False
         self.heads = self.key_heads = config.num_heads

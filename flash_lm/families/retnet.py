@@ -56,6 +56,7 @@ class Retention(AttentionSublayer[DecayedInputs]):
         self.query = Dense(dim, dim, config, rngs=rngs)
         self.key = Dense(dim, dim, config, rngs=rngs)
         self.value = Dense(dim, values, config, rngs=rngs)
+        # Values are wider than keys, and so are the gate and the output's input.
         self.gate = Dense(dim, values, config, rngs=rngs)
         self.output = Output(values, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"query": dim, "key": dim, "value": values}, config, convolution)

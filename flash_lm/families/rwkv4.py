@@ -37,6 +37,7 @@ class TokenShift(nnx.Module):
         """
         self.names, self.width = tuple(powers), config.model_dim
         self.state_dtype = jnp.dtype(config.state_dtype or config.dtype)
+        # The mixing factors grow over the channels, as in the paper's initialisation.
         fraction_D = jnp.arange(config.model_dim, dtype=jnp.float32) / config.model_dim
         for name, (power, constant) in powers.items():
             share_D = fraction_D**power + constant
@@ -124,6 +125,7 @@ class TimeMix(AttentionSublayer[jax.Array]):
         self.heads = self.key_heads = 1
         self.key_width = self.value_width = dim
         self.projection_weights = 4 * dim * dim
+        # Token shift takes the role of short convolutions.
         self.convolutions = TokenShift(config, _TIME_POWERS)
         self.receptance = Dense(dim, dim, config, rngs=rngs)
         self.key = Dense(dim, dim, config, rngs=rngs)

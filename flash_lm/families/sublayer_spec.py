@@ -53,7 +53,7 @@ class SublayerSpec:
 
     def reads(self) -> set[str]:
         """Names of keys that this sublayer reads and others may not, such as model.gau.heads."""
-        section_keys = set().union(*(keys.names_of(kind) for kind in self.sections))
+        section_keys = set().union(*(keys.key_names(kind) for kind in self.sections))
         return {f"model.{key}" for key in self.keys} | section_keys - {f"model.{key}" for key in self.unread}
 
 
@@ -64,7 +64,7 @@ def times(numerator: int, denominator: int = 1) -> Callable[[ModelConfig], int]:
     return lambda config: -(-numerator * config.model_dim // denominator // 8) * 8
 
 
-def of_heads(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
+def fraction_per_head(numerator: int, denominator: int) -> Callable[[ModelConfig], int]:
     """A fraction of D for all heads together, the width of a head rounded up."""
     return lambda config: config.num_heads * -(-numerator * config.model_dim // (denominator * config.num_heads))
 

@@ -49,7 +49,7 @@ class SegmentCore(PlainCore):
     def __call__(self, by: SegmentInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         reach = ops.BACK if context.causal else ops.AROUND
-        return ops.attend_segments(by, self._values(v), context.sight(), segment=self.segment, reach=reach)
+        return ops.attend_segments(by, self._values(v), context.key_span(), segment=self.segment, reach=reach)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> Ring:
         """Two segments without tokens; `capacity` is not used."""
@@ -68,10 +68,12 @@ class SegmentCore(PlainCore):
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Two scores and a weighted value for each visible pair, and the map of the distances."""
+        # Pairs inside each segment, and with the segment before it.
         full, rest = divmod(length, self.segment)
         sizes = [self.segment] * full + [rest]
         pairs = sum(n * (n + 1) / 2 if causal else n * n for n in sizes)
         pairs += (1 if causal else 2) * sum(a * b for a, b in itertools.pairwise(sizes))
+        # The projections of the distances, which all queries share.
         back = min(length, 2 * self.segment)  # distances from 0 on
         distances = back if causal else 2 * back - 1
         of_distances = distances * heads * key_width * heads * value_width
@@ -99,11 +101,13 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
         self.query, self.key, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
         self.distance = Dense(dim, dim, config, rngs=rngs)
         self.output = Output(dim, dim, config, rngs=rngs)
+        # The biases u and v of the paper: of the content, and of the position.
         bias = lambda: nnx.Param(jnp.zeros((self.heads, self.key_width), jnp.dtype(config.param_dtype)), **VECTORS)
         self.content_bias, self.position_bias = bias(), bias()
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """Queries, keys and values; and keys and values as memory."""
+        # Unless model.xl.memory_gradient is on, the memory gets no gradient.
         key, value = self.key(x_BxLxD), self.value(x_BxLxD)
         memory_key, memory_value = key, value
         if self.core.apart:  # computed once all the same: the compiler merges equal products

@@ -19,7 +19,7 @@ from flash_lm.inference.generation import Generator
 from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.inference.settings import BeamSearch, Sampling
 from flash_lm.models.attention_weights import AttentionMap, attention_weights
-from flash_lm.runs.hosts import fetched
+from flash_lm.runs.hosts import fetch_array
 from flash_lm.runs.run_name import RunName
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.hub import download
@@ -186,7 +186,7 @@ class LoadedModel(TrainedModel):
         with jax.set_mesh(mesh):
             size = (round_up_rows(count, mesh), arrays_BxL[0].shape[1])
             put = lambda x_BxL: jax.device_put(np.resize(x_BxL, size).astype(np.int32), batch_sharding(mesh))
-            return fetched(self._logits(self.params, *map(put, arrays_BxL)))[:count]
+            return fetch_array(self._logits(self.params, *map(put, arrays_BxL)))[:count]
 
     def attention(self, text: str, tokens: int = 256) -> list[AttentionMap]:
         """Attention maps of every layer: the weight of each token's value in each other token's output.

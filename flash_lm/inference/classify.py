@@ -9,11 +9,11 @@ import numpy as np
 
 from flash_lm.config.registry import CORPORA
 from flash_lm.data.batches import stack
-from flash_lm.data.examples import row_of
+from flash_lm.data.examples import make_row
 from flash_lm.data.labelled import sizes_in_row
 from flash_lm.errors import InputError
 from flash_lm.inference.model import TrainedModel
-from flash_lm.runs.hosts import fetched
+from flash_lm.runs.hosts import fetch_array
 from flash_lm.training.sharding import batch_sharding, round_up_rows
 from flash_lm.training.train_state import Params
 
@@ -89,12 +89,12 @@ class TextClassifier:
         # Two batch sizes, so that little is compiled; missing entries repeat the others.
         mesh = self._trained.mesh
         count = round_up_rows(1 if len(rows) == 1 else ROWS, mesh)
-        batch = stack([row_of(np.array(row, np.int32), self.length) for row in rows])
+        batch = stack([make_row(np.array(row, np.int32), self.length) for row in rows])
         pad = lambda x_BxL: np.resize(x_BxL, (count, self.length)).astype(np.int32)
         with jax.set_mesh(mesh):
             names = ("inputs_BxL", "segment_ids_BxL")
             arrays = jax.device_put([pad(batch[name]) for name in names], batch_sharding(mesh))
-            return fetched(self._probabilities(self._trained.params, *arrays))[: len(rows)].tolist()
+            return fetch_array(self._probabilities(self._trained.params, *arrays))[: len(rows)].tolist()
 
     def _label_probabilities(self, params: Params, inputs_BxL: jax.Array, segment_ids_BxL: jax.Array) -> jax.Array:
         """Softmax over the labels, B×C float32."""

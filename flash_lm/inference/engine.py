@@ -21,7 +21,7 @@ from flash_lm.inference.decoding import Decoding, Hypothesis, Scored, Tokens
 from flash_lm.inference.sampling import SamplingArrays, random_key
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.runs.hosts import fetched
+from flash_lm.runs.hosts import fetch_array
 from flash_lm.training.sharding import BATCH, round_up_rows
 
 PIECE = 512  # tokens of a prompt that are prefilled at a time
@@ -158,8 +158,8 @@ class Engine:
         with jax.set_mesh(self._mesh):
             arguments = (carry, settings, keys_B, jnp.int32(max_tokens), bucket(max_tokens))
             carry, new = self._loop.advance(self._params.unstacked, *arguments)
-        tokens_BxT, log_probs_BxT, lengths_B = (fetched(x) for x in new)
-        return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, fetched(carry.finished_B))
+        tokens_BxT, log_probs_BxT, lengths_B = (fetch_array(x) for x in new)
+        return carry, Tokens(tokens_BxT, log_probs_BxT, lengths_B, fetch_array(carry.finished_B))
 
     def search(self, prompts: list[np.ndarray], settings: BeamSearch, max_tokens: int) -> list[list[Hypothesis]]:
         """Beam search: the best answers to each prompt, the best first, at most one per beam.
@@ -177,7 +177,7 @@ class Engine:
             numbers = jnp.int32(max_tokens), jnp.float32(settings.length_penalty)
             arguments = (carry, *numbers, settings.beams, bucket(max_tokens))
             result = self._loop.search(self._params.unstacked, *arguments)
-        tokens_BxWxT, log_probs_BxWxT, lengths_BxW, scores_BxW, finished_BxW = (fetched(x) for x in result)
+        tokens_BxWxT, log_probs_BxWxT, lengths_BxW, scores_BxW, finished_BxW = (fetch_array(x) for x in result)
 
         # Scores of −∞ mark answers that do not exist; a prompt without any answer had logits of NaN.
         def hypothesis(b: int, w: int) -> Hypothesis:
@@ -253,7 +253,7 @@ class Engine:
                 piece_scores, state = self._loop.score(
                     self._params.unstacked, state, inputs_BxL, targets_BxL, lengths_B, top, prefix_B
                 )
-                scored.append([fetched(x) for x in piece_scores])
+                scored.append([fetch_array(x) for x in piece_scores])
 
         # Join the pieces, and cut off the padding of each sequence.
         arrays = [np.concatenate(x, axis=1) for x in zip(*scored, strict=True)]

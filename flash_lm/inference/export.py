@@ -17,7 +17,7 @@ from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.model_card import FLASH_LM, JAX, TRANSFORMERS, Library, model_card
 from flash_lm.inference.stablehlo import Sizes, check_programs, describe_programs, write_programs
 from flash_lm.models import llama
-from flash_lm.runs.hosts import fetched, is_first, of_all_hosts
+from flash_lm.runs.hosts import fetch_array, gather_from_hosts, is_first
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_folder import is_export
@@ -56,7 +56,7 @@ def check_export(
         raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
     if not license_.strip():
         raise InputError("--license is empty: give the model's licence, such as apache-2.0 or other")
-    if of_all_hosts(out.exists() or out.is_symlink())[0]:
+    if gather_from_hosts(out.exists() or out.is_symlink())[0]:
         raise InputError(f"--out={out} already exists: give a new folder")
     kind.check(trained)
 
@@ -89,7 +89,7 @@ def export(
     # All hosts fetch the parameters together; only the first one writes.
     check_export(trained, out, license_, form, sizes)
     kind = FORMATS[form](sizes or Sizes())
-    params = jax.tree.map(fetched, trained.params)
+    params = jax.tree.map(fetch_array, trained.params)
     if not is_first():
         return []
 

@@ -14,7 +14,7 @@ from flash_lm.inference.engine import bucket
 from flash_lm.inference.model import TrainedModel
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.ops.normalizer import needs_whole_row
-from flash_lm.runs.hosts import fetched
+from flash_lm.runs.hosts import fetch_array
 from flash_lm.training.sharding import batch_sharding, round_up_rows
 from flash_lm.training.train_state import Params
 
@@ -131,7 +131,7 @@ class Filler:
             for i in range(0, len(mask_positions), MASKS):
                 batch_Mx2 = np.zeros((MASKS, 2), np.int32)
                 batch_Mx2[: len(mask_positions[i : i + MASKS])] = mask_positions[i : i + MASKS]
-                results.append([fetched(x) for x in self._best(params, features_BxLxD, *batch_Mx2.T, size)])
+                results.append([fetch_array(x) for x in self._best(params, features_BxLxD, *batch_Mx2.T, size)])
 
         # Back to one array per prompt.
         ids_MxK, probabilities_MxK = (np.concatenate(x)[: len(mask_positions)] for x in zip(*results, strict=True))

@@ -14,7 +14,7 @@ from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete
-from flash_lm.layers.parameter import name_of
+from flash_lm.layers.parameter import parameter_name
 from flash_lm.models import llama
 from flash_lm.runs.provenance import config_hash, provenance
 from flash_lm.training.export_folder import flatten_arrays, new_folder, open_weights, write_json, write_weights
@@ -110,6 +110,6 @@ def _dtype(files: dict[str, Any]) -> str:
 
 def _check_shapes(params: Any, model: ModelFunction) -> None:
     trees = (jax.tree_util.tree_leaves_with_path(tree) for tree in (jax.eval_shape(model.init), params))
-    expected, shapes = ({name_of(path): x.shape for path, x in leaves} for leaves in trees)
+    expected, shapes = ({parameter_name(path): x.shape for path, x in leaves} for leaves in trees)
     if wrong := [f"{key} {shapes[key]}, not {shape}" for key, shape in expected.items() if shapes[key] != shape]:
         raise InputError(f"the weights do not fit config.json: {', '.join(wrong[:5])}")

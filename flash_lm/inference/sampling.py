@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.inference.settings import MIN_TEMPERATURE, Sampling, draw_seed
-from flash_lm.runs.hosts import of_all_hosts
+from flash_lm.runs.hosts import gather_from_hosts
 
 
 @jax.tree_util.register_dataclass
@@ -53,7 +53,7 @@ def random_key(seed: int) -> jax.Array:
 
 def resolve_seed(seed: int) -> int:
     """`draw_seed` with the same result on all hosts; every host calls it."""
-    return of_all_hosts(draw_seed(seed))[0]
+    return gather_from_hosts(draw_seed(seed))[0]
 
 
 def draw_tokens(logits_BxV: jax.Array, seen_BxV: jax.Array, keys_B: jax.Array, settings: SamplingArrays) -> jax.Array:

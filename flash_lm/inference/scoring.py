@@ -12,7 +12,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from flash_lm.config.registry import CORPORA
-from flash_lm.data.corpus import SPLITS, WHOLE
+from flash_lm.data.corpus import SPLITS, UNSPLIT
 from flash_lm.data.slices import ALL, SLICES, SlicedRows, merge_slices
 from flash_lm.data.splits import Splits, load_splits
 from flash_lm.data.token_cache import KnownCorpus, TokenizedCorpus
@@ -159,8 +159,8 @@ def _check_arguments(
         raise InputError(
             f"--slices is some of {', '.join(SLICES)}, without --carry, and --rare belongs to --slices=recall"
         )
-    if split not in (*SPLITS, WHOLE):
-        raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, WHOLE))}")
+    if split not in (*SPLITS, UNSPLIT):
+        raise InputError(f"no split {split}: --split is one of {', '.join((*SPLITS, UNSPLIT))}")
 
 
 def _evaluator(trained: TrainedModel, corpus: Splits) -> Evaluator:
@@ -244,7 +244,7 @@ def load_text(trained: TrainedModel, split: str) -> Splits:
     known = trained.facts["corpus"]  # None for an imported model
     is_own_text = known is not None and all(data.get(key) == raw[key] for key in TEXT_KEYS)
     examples = CORPORA[data.corpus].examples
-    unsplit = split == WHOLE and not examples
+    unsplit = split == UNSPLIT and not examples
     known_corpus = KnownCorpus(trained.tokenizer, known if is_own_text else None)
     corpus = load_splits(data, known_corpus, unsplit=unsplit)
 
@@ -255,7 +255,7 @@ def load_text(trained: TrainedModel, split: str) -> Splits:
             f"trained on {', '.join(trained.labels)}"
         )
     if split not in corpus.splits:
-        names = [*corpus.splits, *([] if examples else [WHOLE])]
+        names = [*corpus.splits, *([] if examples else [UNSPLIT])]
         raise InputError(f"no split {split}: --split is one of {', '.join(names)}")
     if corpus.tokenizer.fingerprint != trained.tokenizer.fingerprint:
         raise InputError(f"corpus {corpus.name} has other tokens, and {trained.name} was trained on others")

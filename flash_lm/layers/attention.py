@@ -114,10 +114,11 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         """Output projection: from the output of the core to B×L×D."""
         raise TypeError(f"{type(self).__name__} must define finish")
 
-    def rotated(self, pairs: Pairs, context: Context) -> Pairs:
+    def rotate_pairs(self, pairs: Pairs, context: Context) -> Pairs:
         """The pairs with rotary positions, if the sublayer has them."""
         if self.rotary_width is None:
             return pairs
+        # All pairs of a sublayer have the same width, so they share a table.
         table = context.rotary[self.rotary_width]
         return {name: Pair(*(rotate(x, table) for x in pair)) for name, pair in pairs.items()}
 
@@ -198,7 +199,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
     ):
         """H heads of width D / H, `key_width` for queries and keys; the core must support fewer heads of keys."""
         dim = config.model_dim
-        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.scaled)
+        self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.pair_scaling)
         self.heads, self.key_heads = config.num_heads, key_heads or config.num_heads
         self.value_width = dim // self.heads
         self.key_width = key_width or self.value_width
@@ -216,7 +217,7 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 
         def variants() -> ScaleOffsets | None:
             # Queries and keys are already projections, so they do not start small as in a GAU, whatever the init.
-            return ScaleOffsets(unit_scales(core.scaled, width, config)) if scale_offsets else None
+            return ScaleOffsets(unit_scales(core.pair_scaling, width, config)) if scale_offsets else None
 
         # MC-TFM: pairs for local and global attention from the same queries and keys.
         self.query_variants, self.key_variants = variants(), variants()
@@ -228,12 +229,13 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[Pairs]:
         """Heads of queries, keys and values."""
+        # Heads, then QK-norm, then the variants of MC-TFM, then rotary positions.
         q = split_heads(maps["query"], self.heads)
         k, v = (split_heads(maps[name], self.key_heads) for name in ("key", "value"))
-        q, k = normalised(q, self.query_norm), normalised(k, self.key_norm)
+        q, k = apply_qk_norm(q, self.query_norm), apply_qk_norm(k, self.key_norm)
         queries = self.query_variants(q) if self.query_variants else [q]
         keys = self.key_variants(k) if self.key_variants else [k]
-        return Projected(self.rotated(named_pairs(self.pair_names, queries, keys), context), v)
+        return Projected(self.rotate_pairs(named_pairs(self.pair_names, queries, keys), context), v)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Joins the heads."""
@@ -251,7 +253,7 @@ def query_key_norms(config: ModelConfig, width: int) -> tuple[RMSNorm | None, RM
     return norm(), norm()
 
 
-def normalised(x_BxHxLxK: jax.Array, norm: RMSNorm | None) -> jax.Array:
+def apply_qk_norm(x_BxHxLxK: jax.Array, norm: RMSNorm | None) -> jax.Array:
     """Queries or keys after QK-norm, if the model has it."""
     return x_BxHxLxK if norm is None else norm(x_BxHxLxK)
 

@@ -90,7 +90,7 @@ class CoreOfPairs(Core[Pairs], Protocol):
     """
 
     @property
-    def scaled(self) -> Mapping[str, bool]: ...  # noqa: D102
+    def pair_scaling(self) -> Mapping[str, bool]: ...  # noqa: D102
 
 
 class PlainCore(nnx.Module):

@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from flash_lm.errors import InputError
 from flash_lm.ops.segments import Segments, find_segments, whole_row
-from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
+from flash_lm.ops.visibility import KeySpan, causal_key_span, document_key_span
 
 
 @jax.tree_util.register_dataclass
@@ -31,12 +31,12 @@ class Memory:
     stop_BxL: jax.Array
     packed: bool = dataclasses.field(metadata={"static": True})
 
-    def sight(self) -> Sight:
+    def key_span(self) -> KeySpan:
         """The span of the memory that each token sees; positions of the tokens do not matter."""
-        return Sight(jnp.zeros_like(self.first_BxL), self.first_BxL, self.stop_BxL)
+        return KeySpan(jnp.zeros_like(self.first_BxL), self.first_BxL, self.stop_BxL)
 
 
-def memory_of(
+def make_memory(
     x_BxMxD: jax.Array, memory_ids: jax.Array | None, segment_ids: jax.Array | None, length: int, *, packed: bool
 ) -> Memory:
     """The memory of full sequences, for the parallel form.
@@ -105,17 +105,17 @@ class Context:
             return self
         return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, number))
 
-    def sight(self, window: int | jax.Array | None = None) -> Sight:
+    def key_span(self, window: int | jax.Array | None = None) -> KeySpan:
         """The keys that each token sees: in training, in its document; in decoding, in its sequence up to itself.
 
         Args:
             window: only keys fewer than this many tokens away (sliding window); None: any.
         """
         if self.segments is not None:
-            return sight_of(self.segments, causal=self.causal, window=window, prefix_BxL=self.prefix_BxL)
-        return sight_from_start(self.positions_BxL, self.real(), window, self.prefix_BxL)
+            return document_key_span(self.segments, causal=self.causal, window=window, prefix_BxL=self.prefix_BxL)
+        return causal_key_span(self.positions_BxL, self.real(), window, self.prefix_BxL)
 
-    def in_prefix(self) -> jax.Array:
+    def prefix_mask(self) -> jax.Array:
         """Prefill: which tokens are in the prefix of their sequence, B×L; the parallel form has `prefixes_of`."""
         assert self.prefix_BxL is not None
         return self.real() & (self.positions_BxL < self.prefix_BxL)
@@ -126,7 +126,7 @@ class Context:
         return jnp.arange(self.positions_BxL.shape[1])[None] < self.lengths_B[:, None]
 
 
-def of_rows(
+def make_context(
     length: int,
     segment_ids: jax.Array | None = None,
     positions: jax.Array | None = None,
@@ -185,12 +185,13 @@ def rows_beyond(end_B: jax.Array, limit: int | None, grows: bool, limit_key: str
     return beyond_B
 
 
-def of_one_document(x_BxLxD: jax.Array, segments: Segments) -> jax.Array:
+def require_one_document(x_BxLxD: jax.Array, segments: Segments) -> jax.Array:
     """The input of a model that cannot separate documents; NaN in sequences that are not one document, perhaps padded.
 
     Raises:
         InputError: outside jit, instead of NaN.
     """
+    # A token of one document has its index in the sequence as its offset.
     index_1xL = jnp.arange(x_BxLxD.shape[1], dtype=jnp.int32)[None]
     other_B = ((segments.runs_BxL > 0) & (segments.offsets_BxL != index_1xL)).any(axis=1)
     if not isinstance(other_B, Tracer) and other_B.any():

@@ -44,10 +44,11 @@ class ShortConvolutions(nnx.Module):
 
     def __call__(self, arrays: Arrays, context: Context) -> dict[str, jax.Array]:
         """The arrays, B×L×D each, convolved inside documents where they have a filter."""
+        # Filters do not cross the boundaries of documents.
         assert context.segments is not None
         runs_BxL, convolved = context.segments.runs_BxL, dict(arrays)
         for name in self.names:
-            convolved[name] = self._activated(convolve(arrays[name], self._taps(name), runs_BxL, causal=context.causal))
+            convolved[name] = self._activate(convolve(arrays[name], self._taps(name), runs_BxL, causal=context.causal))
         return convolved
 
     def init_state(self, batch: int) -> dict[str, jax.Array]:
@@ -57,11 +58,12 @@ class ShortConvolutions(nnx.Module):
 
     def prefill(self, arrays: Arrays, context: Context, state: Arrays) -> tuple[dict[str, jax.Array], Arrays]:
         """`__call__` from any position of each sequence; and the last inputs of each array."""
+        # The last inputs before padding are the state of the next call.
         assert context.lengths_B is not None
         convolved, after = dict(arrays), {}
         for name in self.names:
             x, after[name] = continue_convolution(arrays[name], self._taps(name), state[name], context.lengths_B)
-            convolved[name] = self._activated(x)
+            convolved[name] = self._activate(x)
         return convolved, after
 
     def flops_per_token(self, length: int, causal: bool) -> float:
@@ -71,7 +73,7 @@ class ShortConvolutions(nnx.Module):
     def _taps(self, name: str) -> jax.Array:
         return getattr(self, name)[...]
 
-    def _activated(self, x_BxLxD: jax.Array) -> jax.Array:
+    def _activate(self, x_BxLxD: jax.Array) -> jax.Array:
         return _ACTIVATIONS[self.activation](x_BxLxD)
 
 

@@ -76,6 +76,7 @@ class CrossSublayer(Sublayer):
         """
         if context.memory is None:
             raise InputError("this model has an encoder, and reads a source in addition to its tokens: give one")
+        # Queries from the sequence, keys and values from the memory.
         q, gate = self.queries(x_BxLxD)
         return self.finish(self.core(q, *self.keys_values(context.memory.x_BxMxD), context.memory), gate)
 

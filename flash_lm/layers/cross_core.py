@@ -9,10 +9,10 @@ from flax import nnx
 from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Memory
 from flash_lm.layers.sublayer import State
-from flash_lm.ops.linear_attention import elu_plus_one, ratio, with_ones
+from flash_lm.ops.linear_attention import append_ones, elu_plus_one, ratio
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import quadratic_attention
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 class CrossCore(Protocol):
@@ -60,7 +60,7 @@ class PairsCore(nnx.Module):
 
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
         """See `CrossCore`."""
-        return self._attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, memory.sight())
+        return self._attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, memory.key_span())
 
     def init_state(self, batch: int, heads: int, length: int, key_width: int, value_width: int) -> HeldPairs:
         """See `CrossCore`."""
@@ -78,8 +78,8 @@ class PairsCore(nnx.Module):
         stop_BxL = jnp.broadcast_to(state.lengths_B[:, None], (len(state.lengths_B), q_BxHxLxK.shape[2]))
         zeros_BxL = jnp.zeros_like(stop_BxL)
         q = q_BxHxLxK.astype(state.key_BxHxMxK.dtype)
-        sight = Sight(zeros_BxL, zeros_BxL, stop_BxL)
-        return self._attend(q, state.key_BxHxMxK, state.value_BxHxMxE, sight).astype(q_BxHxLxK.dtype)
+        key_span = KeySpan(zeros_BxL, zeros_BxL, stop_BxL)
+        return self._attend(q, state.key_BxHxMxK, state.value_BxHxMxE, key_span).astype(q_BxHxLxK.dtype)
 
     def is_empty(self, state: HeldPairs) -> jax.Array:
         """See `CrossCore`."""
@@ -89,15 +89,16 @@ class PairsCore(nnx.Module):
         """See `CrossCore`."""
         return 2 * heads * length * (key_width + value_width)
 
-    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight) -> jax.Array:
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan) -> jax.Array:
+        # In blocks, so that memory does not grow with the product of both lengths.
         return quadratic_attention(
             q,
             k,
             v,
-            sight,
+            key_span,
             function=self.function,
             scale=q.shape[-1] ** -0.5,
-            divisor_BxL=jnp.maximum(sight.count(), 1).astype(jnp.float32),
+            divisor_BxL=jnp.maximum(key_span.count(), 1).astype(jnp.float32),
             blocked=True,
         )
 
@@ -111,11 +112,11 @@ class SumsCore(nnx.Module):
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
         """See `CrossCore`; packed sequences compute all pairs."""
         # A column of ones beside the values makes the denominator one more value.
-        q, values = _features(q_BxHxLxK), with_ones(v_BxHxMxE)
+        q, values = _features(q_BxHxLxK), append_ones(v_BxHxMxE)
         if memory.packed:
-            sight, k = memory.sight(), _features(k_BxHxMxK)
-            ones = jnp.ones(sight.count().shape, jnp.float32)
-            sums = quadratic_attention(q, k, values, sight, function="identity", scale=1.0, divisor_BxL=ones)
+            key_span, k = memory.key_span(), _features(k_BxHxMxK)
+            ones = jnp.ones(key_span.count().shape, jnp.float32)
+            sums = quadratic_attention(q, k, values, key_span, function="identity", scale=1.0, divisor_BxL=ones)
             return ratio(sums).astype(v_BxHxMxE.dtype)
         return _read(q, _sums(k_BxHxMxK, values, memory.lengths_B), v_BxHxMxE.dtype)
 
@@ -126,7 +127,7 @@ class SumsCore(nnx.Module):
     def hold(self, k_BxHxMxK, v_BxHxMxE, lengths_B: jax.Array, state: jax.Array) -> jax.Array:
         """See `CrossCore`."""
         del state
-        return _sums(k_BxHxMxK, with_ones(v_BxHxMxE), lengths_B)
+        return _sums(k_BxHxMxK, append_ones(v_BxHxMxE), lengths_B)
 
     def read(self, q_BxHxLxK: jax.Array, state: jax.Array) -> jax.Array:
         """See `CrossCore`."""

@@ -63,7 +63,7 @@ class DecayedCore(PlainCore):
             context.segments.runs_BxL,
             chunk_size=self.chunk_size,
             causal=context.causal,
-            kernel=Kernel(backend, context.sight()) if backend else None,
+            kernel=Kernel(backend, context.key_span()) if backend else None,
         )
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
@@ -79,12 +79,14 @@ class DecayedCore(PlainCore):
 
     def step(self, by: DecayedInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Recurrent form: one product with the state."""
+        # Sequences that have no token in this step keep their state.
         q, k, log_decay, _ = by
         out, after = step_decayed(q, k, by.values(v), log_decay, state)
         return out, jnp.where(context.real()[:, :, None, None], after, state)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Pairs inside the chunk, and two products with the state; bidirectional: states of both directions."""
+        # Shared queries and keys need one score per pair for all heads.
         pairs, products = chunk_work(length, self.chunk_size)
         if not causal:
             pairs, products = 2 * pairs - length, 2 * products  # a token and itself are one pair

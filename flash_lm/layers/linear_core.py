@@ -12,7 +12,7 @@ from flash_lm.layers.context import Context
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.linear_attention import linear_attention, prefill_linear, ratio, with_ones
+from flash_lm.ops.linear_attention import append_ones, linear_attention, prefill_linear, ratio
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch
 
 
@@ -36,7 +36,7 @@ class LinearCore(PlainCore):
         """B×H×L×E."""
         assert context.segments is not None
         # The kernels have the causal form without a prefix only.
-        q, k = self.featured(pairs, context)
+        q, k = self.apply_feature_map(pairs, context)
         size = min(self.chunk_size, v.shape[2])
         ahead = None if context.causal else "the bidirectional form is two products"
         if context.prefix_BxL is not None:
@@ -58,7 +58,7 @@ class LinearCore(PlainCore):
         return out.reshape(v.shape)
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are not divided by √K."""
         return {"attention": False}
 
@@ -70,8 +70,8 @@ class LinearCore(PlainCore):
         """Chunkwise form from any position: the state needs no chunk grid."""
         heads = lambda x_BxL: jnp.repeat(x_BxL, v.shape[1], axis=0)
         # Tokens of a prefix see all of it, also ahead.
-        first_NxL = None if context.prefix_BxL is None else heads(context.in_prefix())
-        q, k, values, sums = (heads_into_batch(x) for x in (*self.featured(pairs, context), v, state))
+        first_NxL = None if context.prefix_BxL is None else heads(context.prefix_mask())
+        q, k, values, sums = (heads_into_batch(x) for x in (*self.apply_feature_map(pairs, context), v, state))
         out, sums = prefill_linear(
             q, k, values, sums, heads(context.real()), chunk_size=self.chunk_size, first_NxL=first_NxL
         )
@@ -83,7 +83,7 @@ class LinearCore(PlainCore):
         """FLOPs of linear attention; the feature map has no matrix product."""
         return linear_flops(length, causal, self.chunk_size, heads, key_width, value_width)
 
-    def featured(self, pairs: Pairs, context: Context) -> tuple[jax.Array, jax.Array]:
+    def apply_feature_map(self, pairs: Pairs, context: Context) -> tuple[jax.Array, jax.Array]:
         """φ(q) and φ(k), B×H×L×F float32; a subclass may use the positions."""
         del context
         q, k = pairs["attention"]
@@ -91,15 +91,16 @@ class LinearCore(PlainCore):
 
     def _attend_by_kernel(self, backend: str, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array:
         """Chunkwise form by a kernel: pairs inside the chunk, and the state of the chunks before it."""
+        # The denominator is a further column of the values, so one pass gives both sums.
         assert context.segments is not None
         ones_BxL = jnp.ones(context.segments.runs_BxL.shape, jnp.float32)
         sums = attend_in_chunks(
             Form("identity", 1.0, backend),
             q,
             k,
-            with_ones(v),
+            append_ones(v),
             context.segments.runs_BxL,
-            context.sight(),
+            context.key_span(),
             chunk_size=self.chunk_size,
             divisor_BxL=ones_BxL,
             across=Across(q, k, ones_BxL),

@@ -26,7 +26,7 @@ from flash_lm.ops.mixed_chunk_decode import (
 )
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.positions import toeplitz
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 # (whether chunks overlap, causal or not) -> the chunks that local attention sees, relative to that of the query.
 _REACH = {(False, True): (0,), (False, False): (0,), (True, True): (-1, 0), (True, False): (-1, 0, 1)}
@@ -71,7 +71,7 @@ class MixedChunkCore(PlainCore):
         self.bias = bias(options.size - min(self.reach) * options.size) if bias and self.local else None
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """A pair for each part that is on; scores of the local part are divided by √K."""
         parts = {"local": (self.local, True), "global": (self.global_, False)}
         return {name: is_scaled for name, (is_on, is_scaled) in parts.items() if is_on}
@@ -88,7 +88,7 @@ class MixedChunkCore(PlainCore):
     def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
         """The local and the global part separately, if they are on; their sum is the output."""
         attend = {"local": self._attend_locally, "global": self._attend_globally}
-        return {name: attend[name](pairs[name], v, context) for name in self.scaled}
+        return {name: attend[name](pairs[name], v, context) for name in self.pair_scaling}
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> ChunkState:
         """Empty chunks and a zero state of global attention; `capacity` is not used."""
@@ -150,15 +150,15 @@ class MixedChunkCore(PlainCore):
     def _scale(self, q: jax.Array) -> float:
         return self.normalizer.scale_in_chunk(q.shape[-1], self.span, self.function)
 
-    def _local_divisors(self, sight: Sight) -> jax.Array:
+    def _local_divisors(self, key_span: KeySpan) -> jax.Array:
         """N of each query, (B or 1)×L."""
-        return self.normalizer.in_chunk(sight.in_chunks(self.chunk_size, self.reach).count(), self.span)
+        return self.normalizer.in_chunk(key_span.clip_to_chunks(self.chunk_size, self.reach).count(), self.span)
 
-    def _global_weights(self, sight: Sight, causal: bool, length: int) -> jax.Array:
+    def _global_weights(self, key_span: KeySpan, causal: bool, length: int) -> jax.Array:
         """1 / N of each query, (B or 1)×L; zero for a causal query in the first chunk."""
         if not causal:
-            return 1 / self.normalizer.of_sum(sight.count(), length)
-        earlier_BxL = sight.before_chunk(self.chunk_size)
+            return 1 / self.normalizer.of_sum(key_span.count(), length)
+        earlier_BxL = key_span.before_chunk(self.chunk_size)
         return jnp.where(earlier_BxL > 0, 1 / self.normalizer.of_sum(earlier_BxL, length), 0)
 
     def _kernel(self, pairs: Pairs, v: jax.Array) -> str | None:
@@ -171,33 +171,35 @@ class MixedChunkCore(PlainCore):
 
     def _attend_by_kernel(self, backend: str, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """The local part and, if causal, also the global part."""
+        # The causal global term goes into the same kernel; a bidirectional one is added outside.
         assert context.segments is not None
-        sight, across, local = context.sight(), None, pairs["local"]
+        key_span, across, local = context.key_span(), None, pairs["local"]
         if self.global_ and context.causal:
-            across = Across(*pairs["global"], self._global_weights(sight, True, v.shape[2]))
+            across = Across(*pairs["global"], self._global_weights(key_span, True, v.shape[2]))
         return attend_in_chunks(
             Form(self.function, self._scale(local.q_BxHxLxK), backend),
             *local,
             v,
             context.segments.runs_BxL,
-            sight,
+            key_span,
             chunk_size=self.chunk_size,
-            divisor_BxL=self._local_divisors(sight),
+            divisor_BxL=self._local_divisors(key_span),
             bias_W=None if self.bias is None else self._bias_of_distances(),
             across=across,
         )
 
     def _attend_locally(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array:
-        sight = context.sight()
+        # Heads are independent, so they are part of the batch.
+        key_span = context.key_span()
         return ops.local_attention(
             heads_into_batch(pair.q_BxHxLxK),
             heads_into_batch(pair.k_BxHxLxK),
             heads_into_batch(v),
-            sight,
+            key_span,
             chunk_size=self.chunk_size,
             function=self.function,
             scale=self._scale(pair.q_BxHxLxK),
-            divisor_BxL=self._local_divisors(sight),
+            divisor_BxL=self._local_divisors(key_span),
             bias_CxRxC=self._biases(),
             reach=self.reach,
         ).reshape(v.shape)
@@ -206,7 +208,7 @@ class MixedChunkCore(PlainCore):
         segments = context.segments
         assert segments is not None
         size, (q, k, v_NxLxE) = self.chunk_size, (heads_into_batch(x) for x in (*pair, v))
-        weight_BxL = self._global_weights(context.sight(), context.causal, v.shape[2])
+        weight_BxL = self._global_weights(context.key_span(), context.causal, v.shape[2])
         # Bidirectional global attention of packed sequences needs a state per document.
         if context.causal:
             out, _ = ops.global_attention(q, k, v_NxLxE, segments.runs_BxL, chunk_size=size, weight_BxL=weight_BxL)

@@ -33,6 +33,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Normalises the last dimension; dtype of x."""
+        # In float32: sums of squares in bfloat16 would be too coarse.
         x = x_BxLxD.astype(jnp.float32)
         normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.epsilon)
         return (normal * over_tokens(self.scale[...].astype(jnp.float32), x)).astype(x_BxLxD.dtype)
@@ -62,6 +63,7 @@ def normal_heads(x_BxHxLxE: jax.Array, gain_E: jax.Array | None = None) -> jax.A
 
     It replaces the denominator of linear attention, so ε is small: the state of the first tokens may be small.
     """
+    # The gain is applied in the dtype of the input, after the division.
     x = x_BxHxLxE.astype(jnp.float32)
     normal = (x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + HEAD_EPSILON)).astype(x_BxHxLxE.dtype)
     return normal if gain_E is None else normal * gain_E.astype(normal.dtype)[None, None, None]

@@ -56,7 +56,7 @@ def traits(parameters: nnx.State) -> Traits:
     return Traits(*(_tree(parameters, say) for say in rules))
 
 
-def name_of(path: tuple) -> str:
+def parameter_name(path: tuple) -> str:
     """A parameter's name, as in `mesh.rules` and `train.freeze`; `path`: path from the model."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
@@ -67,6 +67,7 @@ def is_stacked(path: tuple) -> bool:
 
 
 def _tree(parameters: nnx.State, say: Any) -> Any:
+    # Traits are metadata of the variables, which the train state does not have.
     by_path = {path: say(path, variable) for path, variable in nnx.to_flat_state(parameters)}
     # Through the structure of the parameters, so that the keys are the same as in the train state.
     plain = nnx.to_pure_dict(parameters)

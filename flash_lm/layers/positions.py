@@ -94,6 +94,7 @@ class T5Bias(nnx.Module):
 
     def __call__(self, distance: jax.Array) -> jax.Array:
         """The scalar of each distance's bucket."""
+        # Buckets are exact for near tokens and logarithmic for far ones.
         bucket = ops.t5_bucket(distance, causal=self.causal, buckets=_T5_BUCKETS, max_distance=_T5_MAX_DISTANCE)
         return self.weight[...].astype(jnp.float32)[bucket]
 
@@ -111,6 +112,7 @@ class RopeBias(nnx.Module):
 
     def __call__(self, distance: jax.Array) -> jax.Array:
         """A · rope(b) at the distance: rotating both changes their product only by the difference of the angles."""
+        # rope(a) at distance 0 is a itself, so only b is rotated.
         a, b = (x[...].astype(jnp.float32).reshape(*[1] * distance.ndim, -1) for x in (self.query, self.key))
         cosines, signed_sines = ops.rotary_table(distance, a.size)
         return (a * b * cosines + a * jnp.roll(b, a.size // 2, axis=-1) * signed_sines).sum(axis=-1)

@@ -18,7 +18,7 @@ from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.kv_cache import write
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.quadratic_attention import fused_softmax_attention, quadratic_attention
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 _SMALLEST_SHARE = 512  # slots of the cache
 
@@ -64,6 +64,7 @@ class QuadraticCore(PlainCore):
         self, config: ModelConfig, options: QuadraticOptions, function: str = "softmax", bias: MakeBias | None = None
     ):
         """A core with the attention function `function`, and optionally a bias."""
+        # The attention function, N and the implementation.
         self.function = function
         self.normalizer = normalizer(config.normalizer, config.divides)
         self.implementation, self.kernels = options.implementation, config.kernels
@@ -82,10 +83,10 @@ class QuadraticCore(PlainCore):
             return self._attend_by_cudnn(q, k, v, context)
         if backend := self._kernel(q, v):
             return self._attend_by_kernel(backend, q, k, v, context)
-        return self._attend(q, k, v, context.sight(), q.shape[2])
+        return self._attend(q, k, v, context.key_span(), q.shape[2])
 
     @property
-    def scaled(self) -> dict[str, bool]:
+    def pair_scaling(self) -> dict[str, bool]:
         """One pair, whose scores are divided by √K."""
         return {"attention": True}
 
@@ -97,18 +98,19 @@ class QuadraticCore(PlainCore):
         self, pairs: Pairs, v: jax.Array, context: Context, state: KeyValueCache
     ) -> tuple[jax.Array, KeyValueCache]:
         """Writes the new keys and values at their positions, then attends to all up to the query."""
+        # Write first, so that each token also sees itself.
         q, k = pairs["attention"]
-        capacity, sight = state.key_BxHxMxK.shape[2], context.sight()
+        capacity, key_span = state.key_BxHxMxK.shape[2], context.key_span()
         state = state.append_tokens(k, v, context)
 
         def attend_to(slots: int) -> jax.Array:
             key_BxHxSxK, value_BxHxSxE = (cache[:, :, :slots] for cache in state)
-            return self._attend(q, key_BxHxSxK, value_BxHxSxE, sight, capacity)
+            return self._attend(q, key_BxHxSxK, value_BxHxSxE, key_span, capacity)
 
         # A piece of a long prompt reads only the filled part of the cache, to within an eighth.
         shares = min(8, -(-capacity // _SMALLEST_SHARE)) if q.shape[2] > 1 else 1
         slots = [-(-capacity * (i + 1) // shares) for i in range(shares)]
-        filled = jnp.max(jnp.where(context.real(), sight.stop_BxL, 0))
+        filled = jnp.max(jnp.where(context.real(), key_span.stop_BxL, 0))
         out = jax.lax.switch(jnp.searchsorted(jnp.asarray(slots), filled), [partial(attend_to, n) for n in slots])
         return out, state
 
@@ -119,7 +121,7 @@ class QuadraticCore(PlainCore):
         visible = (length + 1) / 2 if causal else length
         return 2 * heads * visible * (key_width + value_width)
 
-    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, length: int) -> jax.Array:
+    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan, length: int) -> jax.Array:
         # Grouped-query attention: repeat the keys, or for a single token fold the group into the queries.
         shape, dtype, groups, one_token = q.shape, q.dtype, q.shape[1] // k.shape[1], q.shape[2] == 1
         if one_token:
@@ -131,42 +133,45 @@ class QuadraticCore(PlainCore):
             q.astype(k.dtype),
             k,
             v,
-            sight,
+            key_span,
             function=self.function,
             scale=self.normalizer.scale(q.shape[-1], length, self.function),
-            divisor_BxL=self.normalizer.over_all(sight.count(), length),
+            divisor_BxL=self.normalizer.over_all(key_span.count(), length),
             bias=self.bias,
             blocked=self.implementation != "plain" and not one_token,
         )
         return out.reshape(*shape[:3], v.shape[-1]).astype(dtype)
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
+        # The plain implementation excludes kernels; the reason is part of the message.
         plain = "model.quadratic.implementation=plain" if self.implementation == "plain" else None
         return choose_backend(self.kernels, "quadratic attention", self.function, q.shape[2], q, v, plain)
 
     def _attend_by_kernel(self, backend: str, q, k, v, context: Context) -> jax.Array:
+        # One chunk of the full length: quadratic attention is its local term.
         assert context.segments is not None
-        length, sight = q.shape[2], context.sight()
+        length, key_span = q.shape[2], context.key_span()
         return attend_in_chunks(
             Form(self.function, self.normalizer.scale(q.shape[-1], length, self.function), backend),
             q,
             k,
             v,
             context.segments.runs_BxL,
-            sight,
+            key_span,
             chunk_size=length,
-            divisor_BxL=self.normalizer.over_all(sight.count(), length),
+            divisor_BxL=self.normalizer.over_all(key_span.count(), length),
             bias_W=None if self.bias is None else self.bias(jnp.arange(1 - length, length, dtype=jnp.int32)),
         )
 
     def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
         # Padding is at the end of a sequence, where no causal query sees it.
         causal = context.causal and context.prefix_BxL is None
-        sight = context.sight() if context.packed or not causal else None
-        return fused_softmax_attention(q, k, v, sight, causal=causal)
+        key_span = context.key_span() if context.packed or not causal else None
+        return fused_softmax_attention(q, k, v, key_span, causal=causal)
 
 
 def _check_cudnn(function: str, has_bias: bool, dtype: str) -> None:
+    # Checked when the model is built, not in its first step.
     platform = jax.default_backend()
     if function != "softmax" or has_bias or dtype == "float32" or platform != "gpu":
         raise InputError(

@@ -80,7 +80,7 @@ class Sublayer(nnx.Module):
         del positions_B
         return state
 
-    def of_layers(self, numbers_N: np.ndarray) -> dict[str, Any]:
+    def layer_arrays(self, numbers_N: np.ndarray) -> dict[str, Any]:
         """Values that differ by layer, such as a window, a decay or a dilation; each is an array with N in front.
 
         When a sublayer is called, it has the values of its layer as `LayerArray`s of these names.

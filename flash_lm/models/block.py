@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.families.encoder import is_cross, specs_of
+from flash_lm.families.encoder import is_cross, sublayer_specs
 from flash_lm.layers.context import Context
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.sublayer import LayerArray, State, Sublayer
@@ -43,7 +43,7 @@ class Block(nnx.Module):
         """Builds the sublayers of each layer's family, each with its own norm."""
         # The specs of all layers of the block in order, each with the config of its layer.
         self.dropout = layers[0].dropout
-        specs = [(config, spec) for config in layers for spec in specs_of(config)]
+        specs = [(config, spec) for config in layers for spec in sublayer_specs(config)]
         # Cross attention has separate names, so that the others are named as in a model without an encoder.
         cross_numbers, numbers = itertools.count(), itertools.count()
         self.names = tuple(
@@ -54,7 +54,7 @@ class Block(nnx.Module):
             setattr(self, name, sublayer)
             setattr(self, f"norm_{name}", None if sublayer.owns_residual else NORMS[config.norm](config))
         # Numbers of sublayers after which a layer ends.
-        self.ends = tuple(itertools.accumulate(len(specs_of(config)) for config in layers))
+        self.ends = tuple(itertools.accumulate(len(sublayer_specs(config)) for config in layers))
 
     @property
     def sublayers(self) -> list[Sublayer]:
@@ -158,7 +158,7 @@ def stack(layers: Sequence[ModelConfig], count: int, *, rngs: nnx.Rngs) -> Block
     stacked = make(rngs)
     for i, sublayer in enumerate(stacked.sublayers):
         numbers_N = np.arange(count, dtype=np.int32) * len(layers) + stacked.layer_and_index(i)[0]
-        for name, values in sublayer.of_layers(numbers_N).items():
+        for name, values in sublayer.layer_arrays(numbers_N).items():
             setattr(sublayer, name, LayerArray(jnp.asarray(values)))
     return stacked
 

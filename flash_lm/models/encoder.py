@@ -12,7 +12,7 @@ class Encoder(LayerStack):
     """The encoder's layers; the embedding is an argument of the call."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Builds the encoder of a config from `encoder_of`."""
+        """Builds the encoder of a config from `encoder_config`."""
         self.config = config
         self._build(rngs=rngs)
 

@@ -14,9 +14,9 @@ from flash_lm.config.experiment import parse_model, without_prefix
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import HEADS
 from flash_lm.errors import InputError
-from flash_lm.families.encoder import encoder_of
+from flash_lm.families.encoder import encoder_config
 from flash_lm.families.family import complete
-from flash_lm.layers.context import Context, memory_of, rows_beyond
+from flash_lm.layers.context import Context, make_memory, rows_beyond
 from flash_lm.layers.dense import EMBEDDING_INITS
 from flash_lm.models.block import Block, constrain_residual, restack, summarize_measures, total_penalty, unstack
 from flash_lm.models.decode_state import DecodeState
@@ -63,7 +63,7 @@ class LanguageModel(LayerStack):
         self._build(rngs=rngs)
         for name, parameter in HEADS[config.head].parameters(config, rngs).items():
             setattr(self, name, parameter)
-        self.encoder = Encoder(encoder_of(config), rngs=rngs) if config.encoder else None
+        self.encoder = Encoder(encoder_config(config), rngs=rngs) if config.encoder else None
 
     # The parallel form, for training and scoring.
 
@@ -130,7 +130,7 @@ class LanguageModel(LayerStack):
         if source_BxM is not None:
             x_BxMxD = self.encode(source_BxM, source_ids_BxM, dropout_key, inputs.packed)
             length = inputs.tokens_BxL.shape[1]
-            memory = memory_of(x_BxMxD, source_ids_BxM, inputs.segment_ids_BxL, length, packed=context.packed)
+            memory = make_memory(x_BxMxD, source_ids_BxM, inputs.segment_ids_BxL, length, packed=context.packed)
             context = dataclasses.replace(context, memory=memory)
         return x_BxLxD, context
 

@@ -10,8 +10,8 @@ from flax import nnx
 
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
-from flash_lm.families.family import of_layers, served
-from flash_lm.layers.context import Context, of_one_document, of_rows
+from flash_lm.families.family import common_forms, layer_configs
+from flash_lm.layers.context import Context, make_context, require_one_document
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.positions import ABSOLUTE_POSITIONS, replicate
 from flash_lm.models.block import Block, constrain_residual, stack
@@ -38,7 +38,7 @@ class LayerStack(nnx.Module):
         config = self.config
         has_positions = config.absolute_positions != "none"
         self.positions = ABSOLUTE_POSITIONS[config.absolute_positions](config, rngs=rngs) if has_positions else None
-        layers = of_layers(config)
+        layers = layer_configs(config)
         self.num_blocks = config.num_layers // len(layers)
         self.layers = stack(layers, self.num_blocks, rngs=rngs)
         self.norm = NORMS[config.norm](config)
@@ -75,9 +75,9 @@ class LayerStack(nnx.Module):
     ) -> tuple[jax.Array, Context]:
         """The input of the first layer, without dropout, for the parallel form, and its context without a source."""
         # The context: positions, documents and the prefix.
-        length, separates = inputs.tokens_BxL.shape[1], "packed" in served(self.config.families)
+        length, separates = inputs.tokens_BxL.shape[1], "packed" in common_forms(self.config.families)
         self.check_length(length)
-        context = of_rows(
+        context = make_context(
             length,
             inputs.segment_ids_BxL,
             inputs.positions_BxL,
@@ -89,7 +89,7 @@ class LayerStack(nnx.Module):
         x_BxLxD, context = self._embed_tokens(table_VxD, inputs.tokens_BxL, context)
         # A family that cannot separate documents takes one per sequence, which costs a check if there may be more.
         if inputs.packed and not separates and inputs.segment_ids_BxL is not None and context.segments is not None:
-            x_BxLxD = of_one_document(x_BxLxD, context.segments)
+            x_BxLxD = require_one_document(x_BxLxD, context.segments)
         return x_BxLxD, context
 
     def _embed_tokens(self, table_VxD: jax.Array, tokens_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:

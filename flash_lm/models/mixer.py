@@ -13,8 +13,8 @@ from flash_lm.config.keys import defaults
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
-from flash_lm.families.family import complete, served
-from flash_lm.layers.context import Context, of_one_document, of_rows, rows_beyond
+from flash_lm.families.family import common_forms, complete
+from flash_lm.layers.context import Context, make_context, require_one_document, rows_beyond
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.ops.positions import rotary_table
 
@@ -87,11 +87,11 @@ class Mixer(nnx.Module):
         # Positions and documents, and a check where the sublayer takes one document per sequence.
         length = x_BxLxD.shape[1]
         self._check_length(length)
-        context = of_rows(
+        context = make_context(
             length, segment_ids, positions, causal=self.causal, packed=self.separates, dropout_key=dropout_key
         )
         if not self.separates and segment_ids is not None and context.segments is not None:
-            x_BxLxD = of_one_document(x_BxLxD, context.segments)
+            x_BxLxD = require_one_document(x_BxLxD, context.segments)
         return self.sublayer(x_BxLxD, self._add_rotary(context))
 
     def init_state(self, batch_size: int, capacity: int | None = None) -> MixerState:
@@ -207,7 +207,7 @@ def build_mixer(family: str, *, rngs: nnx.Rngs, **keys: Any) -> Mixer:
         causal=config.causal,
         max_length=config.max_length,
         rotary_base=config.rotary_base,
-        separates="packed" in served([family]),
+        separates="packed" in common_forms([family]),
     )
 
 

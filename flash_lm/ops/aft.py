@@ -22,14 +22,14 @@ from flash_lm.ops.logsumexp_means import (
     add,
     add_to_blocks,
     exponentials,
-    in_blocks,
     mean_by_either,
     nothing,
     only,
+    sum_over_blocks,
     without_max,
 )
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.rectangles import Rectangles, carried, crossing, neighbours, of_last_run
+from flash_lm.ops.rectangles import Rectangles, carry_over_blocks, crossing, last_run_mask, neighbours
 
 _SMALL = 8  # with this many keys or more, a matrix product is faster than a sum of products
 _SIMPLE_BLOCK = 64  # tokens in a block without position bias w
@@ -199,7 +199,7 @@ def causal_sums(
     # Every token with itself, then divide and conquer inside its block.
     sums = self_sums(k, v, w, (runs > 0)[:, None, :, None]) if include_self else nothing(v, k.shape[-1])
     look = lambda where: _across(k, v, runs, bias, where)
-    sums = in_blocks(sums, block, look)
+    sums = sum_over_blocks(sums, block, look)
     # Windows reach into the block before; older tokens have w = 0 and enter as one sum.
     if bias is not None and bias.window is not None and block < k.shape[2]:
         sums = add_to_blocks(sums, look(neighbours(block)))
@@ -224,6 +224,6 @@ def _far(k: jax.Array, v: jax.Array, runs: jax.Array, size: int, back: int, init
     """Sums with w = 0 over the document of each query, in the blocks `back` or more before its block."""
     blocks = neighbours(size).queries
     runs_BxGxC = blocks(runs, 1)
-    block_sums = key_sums(blocks(k, 2), blocks(v, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
-    far, visible = carried(block_sums, runs_BxGxC, add, nothing(v[:, :, :1], k.shape[-1]), initial, back)
+    block_sums = key_sums(blocks(k, 2), blocks(v, 2), last_run_mask(runs_BxGxC)[:, None, :, :, None])
+    far, visible = carry_over_blocks(block_sums, runs_BxGxC, add, nothing(v[:, :, :1], k.shape[-1]), initial, back)
     return only(far, visible)

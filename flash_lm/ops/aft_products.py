@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from flash_lm.ops.aft_bias import PairBias
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.rectangles import Rectangles, carried, neighbours, of_last_run
+from flash_lm.ops.rectangles import Rectangles, carry_over_blocks, last_run_mask, neighbours
 
 # A query sees itself, so its denominator is at least exp(-50); and sums over any sequence stay below float32's maximum.
 SMALLEST_KEY, LARGEST_KEY, LARGEST_W, LARGEST_VALUE = -30.0, 40.0, 20.0, 1e6
@@ -104,6 +104,6 @@ def _far(x: jax.Array, runs: jax.Array, size: int, back: int) -> jax.Array:
     """Sums with w = 0 over the document of the query, in the blocks `back` or more before its block."""
     blocks = neighbours(size).queries
     runs_BxGxC = blocks(runs, 1)
-    block_sums = jnp.where(of_last_run(runs_BxGxC)[:, None, :, :, None], blocks(x, 2), 0).sum(axis=3)
-    far, visible = carried(block_sums, runs_BxGxC, jnp.add, jnp.zeros_like(block_sums[:, :, 0]), None, back)
+    block_sums = jnp.where(last_run_mask(runs_BxGxC)[:, None, :, :, None], blocks(x, 2), 0).sum(axis=3)
+    far, visible = carry_over_blocks(block_sums, runs_BxGxC, jnp.add, jnp.zeros_like(block_sums[:, :, 0]), None, back)
     return jnp.where(visible[:, None, :, :, None], far[:, :, :, None], 0)

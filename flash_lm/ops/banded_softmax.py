@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flash_lm.ops import blocked_attention
 from flash_lm.ops.blocked_attention import Settings
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.quadratic_attention import Bias, scores_of
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.quadratic_attention import Bias, compute_scores
+from flash_lm.ops.visibility import KeySpan
 
 _TIMES = 8  # queries of a stretch over its reach: a quarter of the keys is stored twice, and none is visited more often
 
@@ -46,19 +46,19 @@ class Stretches(NamedTuple):
         )
         return jnp.concatenate([before[:, :, :reach], same, after[:, :, :reach]], axis=2)
 
-    def sight(self, sight: Sight, batch: int) -> Sight:
+    def key_span(self, key_span: KeySpan, batch: int) -> KeySpan:
         """The keys of the stretch that its queries see, (B · count)×size."""
 
-        def of_rows(x_BxL: jax.Array) -> jax.Array:
+        def to_stretches(x_BxL: jax.Array) -> jax.Array:
             full = jnp.broadcast_to(x_BxL, (batch, x_BxL.shape[1]))
             row = jnp.pad(full, ((0, 0), (0, self.count * self.size - full.shape[1])))
             return row.reshape(batch * self.count, self.size)
 
         start = self.ahead - self.reach + self.size * jnp.arange(self.count, dtype=jnp.int32)
         start_Rx1 = jnp.tile(start, batch)[:, None]
-        return Sight(*(of_rows(x) - start_Rx1 for x in sight))
+        return KeySpan(*(to_stretches(x) - start_Rx1 for x in key_span))
 
-    def joined(self, x_RxHxSxE: jax.Array, length: int) -> jax.Array:
+    def merge(self, x_RxHxSxE: jax.Array, length: int) -> jax.Array:
         """The inverse of `queries`, for rows of `length` tokens."""
         _, heads, size, width = x_RxHxSxE.shape
         stretches = jnp.moveaxis(x_RxHxSxE.reshape(-1, self.count, heads, size, width), 1, 2)
@@ -70,7 +70,7 @@ class Stretches(NamedTuple):
         return jnp.moveaxis(split, 2, 1).reshape(batch * self.count, heads, self.size, width)
 
 
-def stretches_of(queries: int, keys: int, window: int) -> Stretches | None:
+def choose_stretches(queries: int, keys: int, window: int) -> Stretches | None:
     """Stretches of a sequence whose last key belongs to its last query; None: it is too short for two stretches.
 
     Args:
@@ -111,7 +111,7 @@ def banded_softmax(
     q_BxHxLxK: jax.Array,
     k_BxHxMxK: jax.Array,
     v_BxHxMxE: jax.Array,
-    sight: Sight,
+    key_span: KeySpan,
     *,
     scale: float,
     window: int | None,
@@ -123,23 +123,23 @@ def banded_softmax(
         q_BxHxLxK: queries.
         k_BxHxMxK: keys, at indices 0 … M − 1.
         v_BxHxMxE: values.
-        sight: what the queries see; its window may differ by layer, as a traced number.
+        key_span: keys that each query sees; its window may differ by layer, as a traced number.
         scale: factor of q kᵀ.
         window: static; about as many keys as a query sees, for the size of blocks; None: all.
         bias: added to the scores, by the distance from query to key; see `blocked_attention.bias_of_heads`. It can hide
             keys, so windows may differ by head.
     """
     if q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
-        no_divisor = jnp.ones(sight.first_BxL.shape, jnp.float32)
+        no_divisor = jnp.ones(key_span.first_BxL.shape, jnp.float32)
         settings = Settings("softmax", scale)
         return SoftmaxPart(
-            *blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, no_divisor, settings, bias, window)
+            *blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, key_span, no_divisor, settings, bias, window)
         )
-    return softmax_of_scores(*scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias), v_BxHxMxE)
+    return softmax_of_scores(*compute_scores(q_BxHxLxK, k_BxHxMxK, key_span, scale, bias), v_BxHxMxE)
 
 
 def windowed_softmax(
-    q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, sight: Sight, *, scale: float, window: int
+    q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, key_span: KeySpan, *, scale: float, window: int
 ) -> SoftmaxPart:
     """Sliding-window softmax: `banded_softmax` on stretches, for a window that is not longer than `window`.
 
@@ -147,12 +147,12 @@ def windowed_softmax(
     """
     batch, _, length, _ = q_BxHxLxK.shape
     # A long sequence becomes a batch of stretches, so that time grows with length times window.
-    cut = stretches_of(length, k_BxHxMxK.shape[2], window)
+    cut = choose_stretches(length, k_BxHxMxK.shape[2], window)
     if cut is None:
-        return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, scale=scale, window=window)
-    q, k, v, seen = cut.queries(q_BxHxLxK), cut.keys(k_BxHxMxK), cut.keys(v_BxHxMxE), cut.sight(sight, batch)
+        return banded_softmax(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, key_span, scale=scale, window=window)
+    q, k, v, seen = cut.queries(q_BxHxLxK), cut.keys(k_BxHxMxK), cut.keys(v_BxHxMxE), cut.key_span(key_span, batch)
     out, log_sum = banded_softmax(q, k, v, seen, scale=scale, window=window)
-    return SoftmaxPart(cut.joined(out, length), cut.joined(log_sum[..., None], length)[..., 0])
+    return SoftmaxPart(cut.merge(out, length), cut.merge(log_sum[..., None], length)[..., 0])
 
 
 def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: jax.Array) -> SoftmaxPart:
@@ -167,7 +167,7 @@ def softmax_of_scores(scores_BxHxLxM: jax.Array, visible: jax.Array, v_BxHxMxE: 
     return SoftmaxPart(mixed.astype(v_BxHxMxE.dtype), (top_BxHxLx1 + jnp.log(total_BxHxLx1))[..., 0])
 
 
-def joined(parts: list[SoftmaxPart]) -> jax.Array:
+def merge_softmaxes(parts: list[SoftmaxPart]) -> jax.Array:
     """Merges softmaxes over disjoint keys by their logs of sums: B×H×L×E, dtype of the outputs."""
     # The share of a part is its sum of exponentials over all: a softmax of the logs of sums.
     sums_PxBxHxL = jnp.stack([part.log_sum_BxHxL for part in parts])
@@ -176,7 +176,7 @@ def joined(parts: list[SoftmaxPart]) -> jax.Array:
     return (share_PxBxHxL[..., None] * out_PxBxHxLxE.astype(jnp.float32)).sum(axis=0).astype(out_PxBxHxLxE.dtype)
 
 
-def folded(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:
+def fold_dilation(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:
     """Dilated windows: every `dilation`-th token becomes a row, (B · dilation)×H×⌈L / dilation⌉×K, zeros at the end.
 
     A dilated window is a plain window on these rows.
@@ -187,29 +187,29 @@ def folded(x_BxHxLxK: jax.Array, dilation: int) -> jax.Array:
     return jnp.moveaxis(split, 3, 1).reshape(batch * dilation, heads, -1, width)
 
 
-def unfolded(x_BxHxLxK: jax.Array, dilation: int, length: int) -> jax.Array:
-    """The inverse of `folded`, for rows of `length` tokens."""
+def unfold_dilation(x_BxHxLxK: jax.Array, dilation: int, length: int) -> jax.Array:
+    """The inverse of `fold_dilation`, for rows of `length` tokens."""
     rows, heads, short, width = x_BxHxLxK.shape
     split = jnp.moveaxis(x_BxHxLxK.reshape(-1, dilation, heads, short, width), 1, 3)
     return split.reshape(rows // dilation, heads, short * dilation, width)[:, :, :length]
 
 
-def folded_sight(sight: Sight, dilation: int, batch: int) -> Sight:
-    """The keys that queries of `folded` rows see in their row.
+def fold_key_span(key_span: KeySpan, dilation: int, batch: int) -> KeySpan:
+    """The keys that queries of `fold_dilation` rows see in their row.
 
     Args:
-        sight: of the full sequences; the index of the first query must be a multiple of `dilation`, and those of
+        key_span: of the full sequences; the index of the first query must be a multiple of `dilation`, and those of
             adjacent queries differ by one.
         dilation: distance from one token of a folded row to the next.
         batch: B.
     """
 
-    def of_rows(x_BxL: jax.Array) -> jax.Array:
+    def fold(x_BxL: jax.Array) -> jax.Array:
         x_BxL = jnp.broadcast_to(x_BxL, (batch, x_BxL.shape[1]))
         padded = jnp.pad(x_BxL, ((0, 0), (0, -x_BxL.shape[1] % dilation)))
         return jnp.swapaxes(padded.reshape(batch, -1, dilation), 1, 2).reshape(batch * dilation, -1)
 
-    first, stop = of_rows(sight.first_BxL), of_rows(sight.stop_BxL)
+    first, stop = fold(key_span.first_BxL), fold(key_span.stop_BxL)
     offset = jnp.tile(jnp.arange(dilation, dtype=jnp.int32), batch)[:, None]
     ends = (-((offset - end) // dilation) for end in (first, stop))  # ⌈(end − offset) / dilation⌉
-    return Sight(of_rows(sight.index_BxL) // dilation, *ends)
+    return KeySpan(fold(key_span.index_BxL) // dilation, *ends)

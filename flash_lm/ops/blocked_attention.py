@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.positions import toeplitz
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 SMALLEST, LARGEST = 128, 512  # tokens in a block
 _MOST_BIASES = 1 << 25  # numbers in the bias of all pairs of blocks
@@ -48,7 +48,7 @@ def attend(
     q_BxHxLxK: jax.Array,
     k_BxHxMxK: jax.Array,
     v_BxHxMxE: jax.Array,
-    sight: Sight,
+    key_span: KeySpan,
     divisor_BxL: jax.Array,
     settings: Settings,
     bias: Callable[[jax.Array], jax.Array] | None,
@@ -60,7 +60,7 @@ def attend(
         q_BxHxLxK: queries.
         k_BxHxMxK: keys, at indices 0 … M − 1.
         v_BxHxMxE: values.
-        sight: what the queries see; time grows with the blocks between the first and the last key of each block.
+        key_span: keys that each query sees; time grows with the blocks from the first to the last key of each block.
         divisor_BxL: N of each query.
         settings: function and scale.
         bias: by the distance from query to key; see `bias_of_heads`.
@@ -73,10 +73,10 @@ def attend(
     length = q_BxHxLxK.shape[2]
     size = block_size(length, window)
     distances = (
-        None if bias is None else _distances(bias, sight, size, -(-length // size), -(-k_BxHxMxK.shape[2] // size))
+        None if bias is None else _distances(bias, key_span, size, -(-length // size), -(-k_BxHxMxK.shape[2] // size))
     )
     q, k, v = (_to_blocks(x, size, 0) for x in (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE))
-    about = Sight(*(_to_blocks(x, size, 0) for x in sight))
+    about = KeySpan(*(_to_blocks(x, size, 0) for x in key_span))
     # A divisor must not be zero, even at padding.
     blocked: Any = _attend(settings, q, k, v, distances, about, _to_blocks(divisor_BxL, size, 1))
     out, log_sum = (_from_blocks(x, length) for x in blocked)
@@ -134,12 +134,14 @@ class Distances(NamedTuple):
         return (j * size - places_BxC[0, 0] - self.lowest) // size
 
 
-def _distances(bias: Callable[[jax.Array], jax.Array], sight: Sight, size: int, queries: int, keys: int) -> Distances:
+def _distances(
+    bias: Callable[[jax.Array], jax.Array], key_span: KeySpan, size: int, queries: int, keys: int
+) -> Distances:
     """The bias for these numbers of blocks."""
-    lowest = -(queries - 1) * size - sight.index_BxL[0, 0]
+    lowest = -(queries - 1) * size - key_span.index_BxL[0, 0]
     blocks = queries + keys - 1
     by_block = bias_of_heads(bias, lowest - (size - 1) + jnp.arange((blocks + 1) * size - 1, dtype=jnp.int32))
-    if sight.index_BxL.shape[0] == 1 and len(by_block) * blocks * size**2 <= _MOST_BIASES:
+    if key_span.index_BxL.shape[0] == 1 and len(by_block) * blocks * size**2 <= _MOST_BIASES:
         starts_D = size * jnp.arange(blocks, dtype=jnp.int32)
         diagonals_HxDxN = by_block[:, starts_D[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]]
         return Distances(toeplitz(jnp.swapaxes(diagonals_HxDxN, 0, 1)), lowest)
@@ -148,11 +150,11 @@ def _distances(bias: Callable[[jax.Array], jax.Array], sight: Sight, size: int, 
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(settings, q, k, v, bias, sight, divisor) -> tuple[jax.Array, jax.Array]:
-    return _forward(settings, q, k, v, bias, sight, divisor)[0]
+def _attend(settings, q, k, v, bias, key_span, divisor) -> tuple[jax.Array, jax.Array]:
+    return _forward(settings, q, k, v, bias, key_span, divisor)[0]
 
 
-def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
+def _forward(settings: Settings, q, k, v, bias, key_span: KeySpan, divisor):
     """The output and softmax's log of the sum (else the divisor); and the residuals of the derivative."""
     # Outer scan over blocks of queries, inner loop over the blocks of keys that they see.
     softmax = settings.function == "softmax"
@@ -186,13 +188,13 @@ def _forward(settings: Settings, q, k, v, bias, sight: Sight, divisor):
         return None, ((total_E / total).astype(v.dtype), (top + jnp.log(total))[..., 0])
 
     # Besides its inputs, the backward pass gets the output and a number per query.
-    _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, sight, blocks_seen(sight)))
+    _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, key_span, blocks_seen(key_span)))
     out, row = (checkpoint_name(x, KEPT) for x in (out, row))
-    return (out, row), (q, k, v, bias, sight, out, row)
+    return (out, row), (q, k, v, bias, key_span, out, row)
 
 
 def _backward(settings: Settings, kept, d_outputs: tuple[jax.Array, jax.Array]):
-    q, k, v, bias, sight, out, row = kept
+    q, k, v, bias, key_span, out, row = kept
     d_out, d_row = d_outputs
 
     def of_queries(carry, block):
@@ -225,7 +227,7 @@ def _backward(settings: Settings, kept, d_outputs: tuple[jax.Array, jax.Array]):
     zeros = (jnp.zeros(_transposed(x).shape, jnp.float32) for x in (k, v))
     start = (*zeros, None if bias is None else jnp.zeros_like(bias.bias))
     (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(
-        of_queries, start, (q, out, row, d_out, d_row, sight, blocks_seen(sight))
+        of_queries, start, (q, out, row, d_out, d_row, key_span, blocks_seen(key_span))
     )
     d_k, d_v = _transposed(d_k_t).astype(k.dtype), _transposed(d_v_t).astype(v.dtype)
     d_distances = None if bias is None else bias._replace(bias=d_bias, lowest=None)
@@ -236,7 +238,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _scores(
-    settings: Settings, query: jax.Array, key: jax.Array, j: jax.Array, seen: Sight, bias: Distances | None
+    settings: Settings, query: jax.Array, key: jax.Array, j: jax.Array, seen: KeySpan, bias: Distances | None
 ) -> tuple[jax.Array, jax.Array]:
     """For a block of queries and the j-th of keys: B×H×C×C float32, and which pairs are visible, (B or 1)×1×C×C."""
     scores = matmul(query, key, transpose_b=True) * settings.scale
@@ -253,11 +255,11 @@ def _weights(settings: Settings, scores: jax.Array, visible: jax.Array, row: jax
     return ATTENTION_FUNCTIONS[settings.function](scores, visible, row[:, None, :, None])
 
 
-def blocks_seen(sight: Sight) -> tuple[jax.Array, jax.Array]:
+def blocks_seen(key_span: KeySpan) -> tuple[jax.Array, jax.Array]:
     """The first block of keys that each block of queries sees, and the one after the last, G int32 each."""
-    size, sees = sight.index_BxL.shape[-1], sight.count() > 0
-    first_G = jnp.where(sees, sight.first_BxL, jnp.iinfo(jnp.int32).max).min(axis=(1, 2))
-    stop_G = jnp.where(sees, sight.stop_BxL, 0).max(axis=(1, 2))
+    size, sees = key_span.index_BxL.shape[-1], key_span.count() > 0
+    first_G = jnp.where(sees, key_span.first_BxL, jnp.iinfo(jnp.int32).max).min(axis=(1, 2))
+    stop_G = jnp.where(sees, key_span.stop_BxL, 0).max(axis=(1, 2))
     return first_G // size, -(-stop_G // size)
 
 

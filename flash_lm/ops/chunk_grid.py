@@ -7,7 +7,7 @@ slots. Slots at and after the current position are outdated and never read.
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 class ChunkGrid:
@@ -43,10 +43,10 @@ class ChunkGrid:
         self._target_BxL = index_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         self._last_chunk_B = (index_B + lengths_B) // chunk_size
 
-    def sight(self) -> Sight:
+    def key_span(self) -> KeySpan:
         """The part of the grid that each token sees, B×T: its sequence up to itself; other positions see nothing."""
         stop_BxT = jnp.where(self.real_BxT, self.index_1xT + 1, self._start_BxT)
-        return Sight(self.index_1xT, jnp.broadcast_to(self._start_BxT, stop_BxT.shape), stop_BxT)
+        return KeySpan(self.index_1xT, jnp.broadcast_to(self._start_BxT, stop_BxT.shape), stop_BxT)
 
     def put(self, new_BxHxLx: jax.Array) -> jax.Array:
         """The new tokens on the grid, zeros elsewhere: B×H×T×…."""

@@ -6,7 +6,7 @@ Documents are contiguous, so at most one of them crosses the start of a chunk: t
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.log_decay import decayed, running
+from flash_lm.ops.log_decay import decay_between, running
 
 _GROUP = 32  # chunks whose sums are added by one product
 
@@ -79,8 +79,8 @@ def sums_before(
         before = after.at(lambda x: jnp.pad(x[..., :-1], ((0, 0), (0, 0), (1, 0))))
         end = after.at(lambda x: x[..., -1:])
         earlier = after.at(lambda x: x[..., None, :])
-        before_BxJxGxG = decayed(before.at(lambda x: x[..., None]), earlier, before_BxJxGxG)
-        in_last_run_BxJx1xG = decayed(end.at(lambda x: x[..., None]), earlier, in_last_run_BxJx1xG)
+        before_BxJxGxG = decay_between(before.at(lambda x: x[..., None]), earlier, before_BxJxGxG)
+        in_last_run_BxJx1xG = decay_between(end.at(lambda x: x[..., None]), earlier, in_last_run_BxJx1xG)
         kept_NxJx1, until_NxJxGx1 = jnp.exp(end.total()), jnp.exp(before.total())[..., None]
     out_NxJxGxX = _added(before_BxJxGxG, sums_NxJxGxX)
     # Across groups: a scan carries the state from group to group while the document goes on.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.gather_tokens import compacted
+from flash_lm.ops.gather_tokens import index_chosen
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8))
@@ -106,7 +106,7 @@ class _Slices:
     def __init__(self, weights_BxL: jax.Array, chunk: int, parts: int):
         self._batch, self._length = weights_BxL.shape
         self._size, self._parts = min(max(chunk * parts // self._batch, 1), self._length), parts
-        self._counted = compacted(weights_BxL > 0, self._length)
+        self._counted = index_chosen(weights_BxL > 0, self._length)
 
     @property
     def used(self) -> jax.Array:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, run_chunks
-from flash_lm.ops.log_decay import decayed, running
+from flash_lm.ops.log_decay import decay_between, running
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.scalar_decay import weighted
+from flash_lm.ops.scalar_decay import apply_weights
 from flash_lm.ops.unit_triangular import unit_inverse
 
 
@@ -114,8 +114,8 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     of_last, of_entering = ((runs == run) & (runs > 0) for run in (runs[..., -1:], entering))
     same = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]
     up_to_own = jnp.tri(size, dtype=bool)[None, None, None]
-    between = decayed(sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :]), same & up_to_own)
-    from_start = decayed(sums, nothing, of_entering)
+    between = decay_between(sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :]), same & up_to_own)
+    from_start = decay_between(sums, nothing, of_entering)
 
     # UT transform: T = (I + tril(β k kᵀ ⊙ decay, −1))⁻¹, applied to β v and to β e^b k.
     earlier = jnp.tri(size, k=-1, dtype=jnp.float32)[None, None, None]
@@ -128,8 +128,8 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
         writes=solved[..., : v.shape[-1]],
         keys=solved[..., v.shape[-1] :].astype(dtype),
         weights=(matmul(q, k, transpose_b=True) * between).astype(dtype),
-        queries=weighted(q, from_start),
-        written=weighted(k, decayed(end, sums, of_last)),
+        queries=apply_weights(q, from_start),
+        written=apply_weights(k, decay_between(end, sums, of_last)),
         kept=jnp.where((runs[..., -1:] == entering)[..., 0], jnp.exp(end.total()[..., 0]), 0)[..., None],
     )
 

@@ -12,23 +12,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.linear_attention import linear_sums, with_ones
+from flash_lm.ops.linear_attention import append_ones, linear_sums
 from flash_lm.ops.logsumexp_means import (
     NOTHING,
     Sums,
     add,
     add_to_blocks,
     exponentials,
-    in_blocks,
     mean_by_either,
     nothing,
     only,
     ratio,
+    sum_over_blocks,
     without_max,
 )
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch
-from flash_lm.ops.rectangles import Rectangles, carried, crossing, neighbours, of_last_run
+from flash_lm.ops.rectangles import Rectangles, carry_over_blocks, crossing, last_run_mask, neighbours
 from flash_lm.ops.segments import Segments
 
 _MODERATE = 30.0  # bound of a logarithm: even the square of exp(-30) is far from float32's limit
@@ -118,7 +118,7 @@ def favor(
     def stable_form(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         # One state over all keys serves all queries of a single document.
         if not causal and not packed:
-            return without_max(_read(log_q, _key_sums(log_k, with_ones(v), real)))
+            return without_max(_read(log_q, _key_sums(log_k, append_ones(v), real)))
         # Bidirectional: the tokens after each one are those before it in the reversed sequence.
         sums = _causal_sums(log_q, log_k, v, runs_BxL, block_size)
         if not causal:
@@ -130,7 +130,7 @@ def favor(
     def product_form(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         # A factor per query cancels in the quotient, so its maximum is dropped.
         phi_q, _ = _scaled_exp(log_q)
-        q, k, values = (heads_into_batch(x) for x in (phi_q, jnp.exp(log_k), with_ones(v)))
+        q, k, values = (heads_into_batch(x) for x in (phi_q, jnp.exp(log_k), append_ones(v)))
         sums = linear_sums(q, k, values, segments, chunk_size=block_size, causal=causal, packed=packed)
         sums = sums.reshape(*v.shape[:3], -1)
         return sums[..., :-1], jnp.where(real, sums[..., -1:], 1)
@@ -175,7 +175,7 @@ def prefill_favor(
     real = real_BxL[:, None, :, None]
     log_q, log_k, v = (jnp.where(real, x, 0) for x in (log_q_BxHxLxF, log_k_BxHxLxF, v_BxHxLxE.astype(jnp.float32)))
     sums = _causal_sums(log_q, log_k, v, real_BxL.astype(jnp.int32), block_size, initial=state)
-    state = _add_features(state, _key_sums(log_k, with_ones(v), real))
+    state = _add_features(state, _key_sums(log_k, append_ones(v), real))
     return ratio(sums).astype(v_BxHxLxE.dtype), state
 
 
@@ -195,7 +195,7 @@ def _causal_sums(
     pad = lambda x, axis: jnp.pad(x, [(0, -length % block if i == axis else 0) for i in range(x.ndim)])
     # Pad to full blocks; padding is in no run.
     log_q, log_k, v, runs = pad(log_q, 2), pad(log_k, 2), pad(v, 2), pad(runs_BxL, 1)
-    values = with_ones(v)
+    values = append_ones(v)
     sums = _self_sums(log_q, log_k, v, (runs > 0)[:, None, :, None]) if include_self else nothing(v, 1)
 
     def look(where: Rectangles) -> Sums:
@@ -205,13 +205,13 @@ def _causal_sums(
         return only(pairs, visible_queries)
 
     # Pairs inside a block by divide and conquer, then the state of the blocks before.
-    sums = in_blocks(sums, block, look)
+    sums = sum_over_blocks(sums, block, look)
     if block < log_q.shape[2] or initial is not None:
         blocks = neighbours(block).queries
         runs_BxGxC = blocks(runs, 1)
-        of_block = _key_sums(blocks(log_k, 2), blocks(values, 2), of_last_run(runs_BxGxC)[:, None, :, :, None])
+        of_block = _key_sums(blocks(log_k, 2), blocks(values, 2), last_run_mask(runs_BxGxC)[:, None, :, :, None])
         empty = no_features(log_q.shape[0], log_q.shape[1], log_q.shape[3], v.shape[3])
-        entering, visible = carried(of_block, runs_BxGxC, _add_features, empty, initial)
+        entering, visible = carry_over_blocks(of_block, runs_BxGxC, _add_features, empty, initial)
         sums = add_to_blocks(sums, only(_read(blocks(log_q, 2), entering), visible))
     return jax.tree.map(lambda x: x[:, :, :length], sums)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 class Compact(NamedTuple):
@@ -29,18 +29,18 @@ class Compact(NamedTuple):
         index_BxL = jnp.minimum(self.before_BxM[:, :-1], x_BxHxNxK.shape[2] - 1)
         return jnp.take_along_axis(x_BxHxNxK, index_BxL[:, None, :, None], axis=2)
 
-    def queries(self, sight: Sight) -> Sight:
+    def queries(self, key_span: KeySpan) -> KeySpan:
         """Visibility of the chosen tokens as queries; the others see nothing."""
-        index, first, stop = (jnp.take_along_axis(x, self.order_BxN, axis=1) for x in sight)
-        return Sight(index, first, jnp.where(self.chosen_BxN, stop, first))
+        index, first, stop = (jnp.take_along_axis(x, self.order_BxN, axis=1) for x in key_span)
+        return KeySpan(index, first, jnp.where(self.chosen_BxN, stop, first))
 
-    def keys(self, sight: Sight) -> Sight:
+    def keys(self, key_span: KeySpan) -> KeySpan:
         """Visibility of the chosen tokens as keys."""
-        first, stop = (jnp.take_along_axis(self.before_BxM, x, axis=1) for x in (sight.first_BxL, sight.stop_BxL))
-        return Sight(sight.index_BxL, first, stop)
+        first, stop = (jnp.take_along_axis(self.before_BxM, x, axis=1) for x in (key_span.first_BxL, key_span.stop_BxL))
+        return KeySpan(key_span.index_BxL, first, stop)
 
 
-def compacted(chosen_BxL: jax.Array, most: int) -> Compact:
+def index_chosen(chosen_BxL: jax.Array, most: int) -> Compact:
     """Finds the chosen tokens of each sequence.
 
     Args:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 
 def write(cache_BxHxMxK: jax.Array, new_BxHxLxK: jax.Array, slot_BxL: jax.Array) -> jax.Array:
@@ -43,7 +43,7 @@ def empty_ring(batch: int, heads: int, size: int, key_width: int, value_width: i
     return Ring(*(jnp.zeros((batch, heads, size, width), dtype) for width in (key_width, value_width)))
 
 
-def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: jax.Array) -> Ring:
+def unroll_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: jax.Array) -> Ring:
     """Unrolls a ring, the oldest token first, and appends new tokens: R + L keys and values.
 
     The token at position p is at index p − start + R. Indices of positions below 0 hold no token.
@@ -56,13 +56,15 @@ def after_ring(ring: Ring, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, start_B: 
     """
     # The oldest token is in the slot that the next token will take.
     slot_BxR = (start_B[:, None] + jnp.arange(ring.size, dtype=jnp.int32)[None]) % ring.size
-    old = (_taken(x, slot_BxR) for x in ring)
+    old = (_take_slots(x, slot_BxR) for x in ring)
     new = (x.astype(y.dtype) for x, y in zip((k_BxHxLxK, v_BxHxLxE), ring, strict=True))
     return Ring(*(jnp.concatenate(both, axis=2) for both in zip(old, new, strict=True)))
 
 
-def sight_after_ring(size: int, start_B: jax.Array, real_BxL: jax.Array, window: jax.Array, hidden: int = 0) -> Sight:
-    """Visibility of the result of `after_ring` for new tokens, one document per sequence: tokens up to themselves.
+def unrolled_key_span(
+    size: int, start_B: jax.Array, real_BxL: jax.Array, window: jax.Array, hidden: int = 0
+) -> KeySpan:
+    """Visibility of the result of `unroll_ring` for new tokens, one document per sequence: tokens up to themselves.
 
     Args:
         size: R.
@@ -74,19 +76,19 @@ def sight_after_ring(size: int, start_B: jax.Array, real_BxL: jax.Array, window:
     index_BxL = jnp.broadcast_to(size + jnp.arange(real_BxL.shape[1], dtype=jnp.int32), real_BxL.shape)
     stop_BxL = jnp.where(real_BxL, index_BxL + 1, 0)
     first_BxL = jnp.maximum(index_BxL - window + 1, size - start_B[:, None] + hidden)
-    return Sight(index_BxL, jnp.minimum(first_BxL, stop_BxL), stop_BxL)
+    return KeySpan(index_BxL, jnp.minimum(first_BxL, stop_BxL), stop_BxL)
 
 
-def last_of(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -> Ring:
-    """The ring of R = `size` tokens after the first `lengths_B` new ones, from the result of `after_ring`."""
+def roll_ring(joined: Ring, size: int, start_B: jax.Array, lengths_B: jax.Array) -> Ring:
+    """The ring of R = `size` tokens after the first `lengths_B` new ones, from the result of `unroll_ring`."""
     end_Bx1 = (start_B + lengths_B)[:, None]
     slot_1xR = jnp.arange(size, dtype=jnp.int32)[None]
     position_BxR = end_Bx1 - 1 - (end_Bx1 - 1 - slot_1xR) % size  # the last one of each slot
     index_BxR = position_BxR - start_B[:, None] + size
-    return Ring(*(_taken(x, index_BxR) for x in joined))
+    return Ring(*(_take_slots(x, index_BxR) for x in joined))
 
 
-def with_token(
+def write_token(
     ring: Ring, k_BxHx1xK: jax.Array, v_BxHx1xE: jax.Array, position_B: jax.Array, real_B: jax.Array
 ) -> Ring:
     """The ring after one token per sequence, written in place; sequences that are not real stay as they are."""
@@ -100,5 +102,5 @@ def positions_in(ring: Ring, position_B: jax.Array) -> jax.Array:
     return position_B[:, None] - (position_B[:, None] - slot_1xR) % ring.size
 
 
-def _taken(x_BxHxMxK: jax.Array, index_BxR: jax.Array) -> jax.Array:
+def _take_slots(x_BxHxMxK: jax.Array, index_BxR: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_BxHxMxK, index_BxR[:, None, :, None], axis=2)

@@ -15,8 +15,8 @@ from flash_lm.ops.mixed_chunk_attention import (
     global_attention_in_segments,
     local_attention,
 )
-from flash_lm.ops.segments import Segments, prefixes_of
-from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
+from flash_lm.ops.segments import Segments, prefix_segments
+from flash_lm.ops.visibility import KeySpan, causal_key_span, document_key_span
 
 
 def elu_plus_one(x: jax.Array) -> jax.Array:
@@ -51,11 +51,11 @@ def linear_attention(
     Returns:
         N×L×E, dtype of v. Padding gets zeros.
     """
-    values = with_ones(v_NxLxE)
+    values = append_ones(v_NxLxE)
     sums = linear_sums(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, causal=causal, packed=packed)
     if prefix_BxL is not None:
         # A query after the prefix sees the same keys as a causal query.
-        first = prefixes_of(segments, prefix_BxL)
+        first = prefix_segments(segments, prefix_BxL)
         of_first = linear_sums(q_NxLxK, k_NxLxK, values, first, chunk_size=chunk_size, causal=False, packed=packed)
         sums = jnp.where(for_heads(first.runs_BxL > 0, q_NxLxK)[..., None], of_first, sums)
     return ratio(sums).astype(v_NxLxE.dtype)
@@ -71,16 +71,16 @@ def linear_sums(
     causal: bool,
     packed: bool,
 ) -> jax.Array:
-    """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: from `with_ones`; otherwise as `linear_attention`."""
+    """φ(q)ᵀ Σ φ(k) [v, 1]ᵀ, N×L×(E+1) float32; `values`: from `append_ones`; otherwise as `linear_attention`."""
     ones = jnp.ones(segments.runs_BxL.shape, jnp.float32)
     if causal:
         # Chunkwise form: states of the earlier chunks, and pairs inside the chunk.
-        sight = sight_of(segments, causal=True)
-        weight_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, ones, 0)
+        key_span = document_key_span(segments, causal=True)
+        weight_BxL = jnp.where(key_span.before_chunk(chunk_size) > 0, ones, 0)
         sums, _ = global_attention(
             q_NxLxK, k_NxLxK, values, segments.runs_BxL, chunk_size=chunk_size, weight_BxL=weight_BxL
         )
-        return sums + _inside_chunks(q_NxLxK, k_NxLxK, values, sight, chunk_size)
+        return sums + _inside_chunks(q_NxLxK, k_NxLxK, values, key_span, chunk_size)
     if packed:
         return global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, weight_BxL=ones)
     return global_attention_both_ways(q_NxLxK, k_NxLxK, values, segments.runs_BxL, weight_BxL=ones)
@@ -112,7 +112,7 @@ def prefill_linear(
     """
     # Beyond the last position padding may be NaN, and zero times NaN is NaN.
     q_NxLxK, k_NxLxK, v_NxLxE = (jnp.where(real_NxL[..., None], x, 0) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    values, before = with_ones(v_NxLxE), state_NxKxE
+    values, before = append_ones(v_NxLxE), state_NxKxE
     sums, state_NxKxE = prefill_sums(q_NxLxK, k_NxLxK, values, before, real_NxL, chunk_size=chunk_size)
     if first_NxL is not None:
         of_first = before + matmul(jnp.where(first_NxL[..., None], k_NxLxK, 0), values, transpose_a=True)
@@ -154,24 +154,24 @@ def prefill_sums(
         initial_NxKxE=state_NxKxE,
     )
     index_1xL = jnp.arange(real_NxL.shape[1], dtype=jnp.int32)[None]
-    sums += _inside_chunks(q_NxLxK, k_NxLxK, values, sight_from_start(index_1xL, real_NxL), chunk_size)
+    sums += _inside_chunks(q_NxLxK, k_NxLxK, values, causal_key_span(index_1xL, real_NxL), chunk_size)
     return sums, state_NxKxE + matmul(k_NxLxK, values, transpose_a=True)
 
 
-def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, sight: Sight, chunk_size: int) -> jax.Array:
+def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, key_span: KeySpan, chunk_size: int) -> jax.Array:
     return local_attention(
         q_NxLxK,
         k_NxLxK,
         values_NxLxE,
-        sight,
+        key_span,
         chunk_size=chunk_size,
         function="identity",
         scale=1.0,
-        divisor_BxL=jnp.ones(sight.first_BxL.shape, jnp.float32),
+        divisor_BxL=jnp.ones(key_span.first_BxL.shape, jnp.float32),
     )
 
 
-def with_ones(v_NxLxE: jax.Array) -> jax.Array:
+def append_ones(v_NxLxE: jax.Array) -> jax.Array:
     """The values with a column of ones, whose sum is the denominator, float32."""
     v = v_NxLxE.astype(jnp.float32)
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.matmul import summed
+from flash_lm.ops.matmul import sum_axis
 
 LOWEST = -80.0  # logarithm of a decay to zero: float32 ends at e⁻⁸⁷
 _GRAIN = 2.0**-9  # sums of 2⁹ numbers down to LOWEST have at most 24 bits
@@ -56,7 +56,7 @@ def _summed(x_xC: jax.Array, runs_xC: jax.Array | None) -> jax.Array:
 
 
 @jax.custom_vjp
-def decayed(later: Running, earlier: Running, where: jax.Array) -> jax.Array:
+def decay_between(later: Running, earlier: Running, where: jax.Array) -> jax.Array:
     """Decay e^(b_later − b_earlier), the product of decays after `earlier` up to `later`, float32; 0 except `where`.
 
     Arrays have as many dimensions, of the same size or 1.
@@ -65,25 +65,25 @@ def decayed(later: Running, earlier: Running, where: jax.Array) -> jax.Array:
     return jnp.where(where, jnp.exp(jnp.where(where, log, 0)), 0)
 
 
-def _decayed_forward(later: Running, earlier: Running, where: jax.Array):
-    return decayed(later, earlier, where), (later, earlier, where)
+def _decay_forward(later: Running, earlier: Running, where: jax.Array):
+    return decay_between(later, earlier, where), (later, earlier, where)
 
 
-def _decayed_backward(kept: tuple[Running, Running, jax.Array], d_out: jax.Array):
+def _decay_backward(kept: tuple[Running, Running, jax.Array], d_out: jax.Array):
     later, earlier, where = kept
-    d_log = d_out * decayed(later, earlier, where)
+    d_log = d_out * decay_between(later, earlier, where)
     # The coarse sums have no derivative.
     d_later, d_earlier = (Running(jnp.zeros_like(x.coarse), _like(d_log, x.fine)) for x in (later, earlier))
     return d_later, d_earlier.at(jnp.negative), None
 
 
-decayed.defvjp(_decayed_forward, _decayed_backward)
+decay_between.defvjp(_decay_forward, _decay_backward)
 
 
 def _like(x: jax.Array, other: jax.Array) -> jax.Array:
     """The sum of x over the dimensions that are 1 in the other."""
     for axis in (-1, -2):
         if other.shape[axis] == 1 != x.shape[axis]:
-            x = summed(x, axis)
+            x = sum_axis(x, axis)
     alike = tuple(i for i, size in enumerate(other.shape) if size == 1 != x.shape[i])
     return x.sum(axis=alike, keepdims=True)

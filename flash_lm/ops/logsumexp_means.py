@@ -98,7 +98,7 @@ def exponentials(x: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array
     return jnp.where(visible, jnp.exp(hidden - top), 0), top
 
 
-def in_blocks(sums: Sums, block: int, look: Callable[[Rectangles], Sums]) -> Sums:
+def sum_over_blocks(sums: Sums, block: int, look: Callable[[Rectangles], Sums]) -> Sums:
     """Divide and conquer: adds to the sums of each token those over the tokens before it in its block.
 
     Args:

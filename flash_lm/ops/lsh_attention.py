@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.banded_softmax import joined, softmax_of_scores
+from flash_lm.ops.banded_softmax import merge_softmaxes, softmax_of_scores
 from flash_lm.ops.matmul import matmul
 
 SELF = -1e5  # score of a token with itself, as published: its weight is 0, unless it sees nothing else
@@ -45,7 +45,7 @@ def unit(x_BxHxLxK: jax.Array) -> jax.Array:
     return jnp.where(square > 0, x * jax.lax.rsqrt(jnp.where(square > 0, square, 1)), 0).astype(x_BxHxLxK.dtype)
 
 
-def buckets_of(x_BxHxLxK: jax.Array, rotations_RxKxF: jax.Array) -> jax.Array:
+def hash_buckets(x_BxHxLxK: jax.Array, rotations_RxKxF: jax.Array) -> jax.Array:
     """LSH buckets argmax [x R; −x R] of each round: B×H×R×L int32 below 2F, the same for x of any length.
 
     In float32 at the highest precision, so that training, prefill and step agree.
@@ -107,11 +107,11 @@ def lsh_attention(
     for number in range(by_bucket.order_BxHxRxL.shape[2]):
         # Each round sorts, attends and restores the order.
         order, inverse = by_bucket.order_BxHxRxL[:, :, number], by_bucket.inverse_BxHxRxL[:, :, number]
-        q, k, v = (permuted(x, order, inverse) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
+        q, k, v = (permute(x, order, inverse) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
         places = _along(by_bucket.places_BxHxRxL, order[:, :, None])
         part = _round(q, k, v, places, number, min(window, order.shape[-1]), causal)
-        parts.append(jax.tree.map(lambda x, i=inverse, o=order: permuted(x, i, o), part))
-    return joined(parts)
+        parts.append(jax.tree.map(lambda x, i=inverse, o=order: permute(x, i, o), part))
+    return merge_softmaxes(parts)
 
 
 def places_seen(query_place_BxHxR: jax.Array, places_BxHxMxR: jax.Array, window: int) -> jax.Array:
@@ -172,7 +172,7 @@ def _along(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def permuted(x_BxHxLx: jax.Array, order_BxHxL: jax.Array, inverse_BxHxL: jax.Array) -> jax.Array:
+def permute(x_BxHxLx: jax.Array, order_BxHxL: jax.Array, inverse_BxHxL: jax.Array) -> jax.Array:
     """Permutes x along L: B×H×L or B×H×L×K. Its gradient is gathered, too, where JAX would scatter it."""
     del inverse_BxHxL
     index = order_BxHxL.reshape(*order_BxHxL.shape, *[1] * (x_BxHxLx.ndim - 3))
@@ -180,12 +180,12 @@ def permuted(x_BxHxLx: jax.Array, order_BxHxL: jax.Array, inverse_BxHxL: jax.Arr
 
 
 def _permuted_forward(x, order, inverse):
-    return permuted(x, order, inverse), (order, inverse)
+    return permute(x, order, inverse), (order, inverse)
 
 
 def _permuted_backward(orders, gradient):
     order, inverse = orders
-    return permuted(gradient, inverse, order), None, None
+    return permute(gradient, inverse, order), None, None
 
 
-permuted.defvjp(_permuted_forward, _permuted_backward)
+permute.defvjp(_permuted_forward, _permuted_backward)

@@ -24,7 +24,7 @@ def matmul(a_xLxK: jax.Array, b_xKxM: jax.Array, *, transpose_a: bool = False, t
     return out_NxLxM.reshape(*leading, *out_NxLxM.shape[1:])
 
 
-def summed(x_xLxM: jax.Array, axis: int) -> jax.Array:
+def sum_axis(x_xLxM: jax.Array, axis: int) -> jax.Array:
     """Σ over the last dimension but one (-2) or the last (-1), which stays with size 1; float32.
 
     As products with ones: XLA's CPU backend adds along a dimension one number at a time.

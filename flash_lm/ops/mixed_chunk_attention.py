@@ -12,7 +12,7 @@ from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.chunks import from_chunks, sums_before, to_chunks
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.segments import Segments
-from flash_lm.ops.visibility import Sight, sight_of
+from flash_lm.ops.visibility import KeySpan, document_key_span
 
 
 def heads_into_batch(x_BxHx: jax.Array) -> jax.Array:
@@ -24,7 +24,7 @@ def local_attention(
     q_NxLxK: jax.Array,
     k_NxLxK: jax.Array,
     v_NxLxE: jax.Array,
-    sight: Sight,
+    key_span: KeySpan,
     *,
     chunk_size: int,
     function: str,
@@ -41,7 +41,7 @@ def local_attention(
         q_NxLxK: queries.
         k_NxLxK: keys.
         v_NxLxE: values.
-        sight: what the queries see in the full sequence.
+        key_span: keys that each query sees, in the full sequence.
         chunk_size: C.
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
@@ -67,7 +67,7 @@ def local_attention(
     if added_NxGxCxM is not None:
         scores_NxGxCxM += added_NxGxCxM
     # Mask and divisor of each query, relative to its chunk.
-    seen = Sight(*(to_chunks(x_BxL, chunk_size) for x_BxL in sight.in_chunks(chunk_size, reach)))
+    seen = KeySpan(*(to_chunks(x_BxL, chunk_size) for x_BxL in key_span.clip_to_chunks(chunk_size, reach)))
     visible_BxGxCxM = seen.visible(jnp.arange(min(reach) * chunk_size, (max(reach) + 1) * chunk_size, dtype=jnp.int32))
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
     # The padding of the last chunk sees nothing, but its divisor would be 0.
@@ -164,7 +164,7 @@ def global_attention_in_segments(
     Returns:
         N×L×E, dtype of v.
     """
-    length, runs_BxL, sight = q_NxLxK.shape[1], segments.runs_BxL, sight_of(segments, causal=False)
+    length, runs_BxL, key_span = q_NxLxK.shape[1], segments.runs_BxL, document_key_span(segments, causal=False)
     missing = -length % chunk_size
 
     def turned(x: jax.Array) -> jax.Array:
@@ -172,8 +172,8 @@ def global_attention_in_segments(
         return jnp.flip(jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)), axis=1)
 
     # Earlier chunks forward, later chunks by the same function on the reversed sequence.
-    before_BxL = jnp.where(sight.before_chunk(chunk_size) > 0, weight_BxL, 0)
-    after_BxL = jnp.where(sight.after_chunk(chunk_size) > 0, weight_BxL, 0)
+    before_BxL = jnp.where(key_span.before_chunk(chunk_size) > 0, weight_BxL, 0)
+    after_BxL = jnp.where(key_span.after_chunk(chunk_size) > 0, weight_BxL, 0)
     out, _ = global_attention(q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, chunk_size=chunk_size, weight_BxL=before_BxL)
     *arrays, after_BxL = (turned(x) for x in (q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, after_BxL))
     out_after, _ = global_attention(*arrays, chunk_size=chunk_size, weight_BxL=after_BxL)
@@ -182,7 +182,7 @@ def global_attention_in_segments(
         q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype),
         k_NxLxK,
         v_NxLxE,
-        sight,
+        key_span,
         chunk_size=chunk_size,
         function="identity",
         scale=1.0,

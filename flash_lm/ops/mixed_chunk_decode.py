@@ -108,13 +108,13 @@ def prefill_chunks(
     if x.local is not None:
         # Local attention over the cached and the new tokens.
         q_BxHxLxK, k_BxHxLxK = x.local
-        k_BxHxTxK, sight = near.put_after(local_key, k_BxHxLxK), near.sight()
-        seen_BxT = sight.in_chunks(settings.chunk_size, settings.reach).count()
+        k_BxHxTxK, key_span = near.put_after(local_key, k_BxHxLxK), near.key_span()
+        seen_BxT = key_span.clip_to_chunks(settings.chunk_size, settings.reach).count()
         out_NxTxE = local_attention(
             heads_into_batch(near.put(q_BxHxLxK)),
             heads_into_batch(k_BxHxTxK),
             heads_into_batch(v_BxHxTxE),
-            sight,
+            key_span,
             chunk_size=settings.chunk_size,
             function=settings.function,
             scale=settings.scale(q_BxHxLxK.shape[-1]),

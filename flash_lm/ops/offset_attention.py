@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flash_lm.ops.attention_functions import masked_softmax
 from flash_lm.ops.banded_softmax import softmax_of_scores
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.visibility import Sight, is_between
+from flash_lm.ops.visibility import KeySpan, is_between
 
 _UNROLLED = 4  # offsets that a pass over the tokens takes together
 _BLOCK = 128  # queries whose keys are gathered together
@@ -36,7 +36,7 @@ def attend_at_offsets(
     q_BxHxLxK: jax.Array,
     k_BxHxLxK: jax.Array,
     v_BxHxLxE: jax.Array,
-    sight: Sight,
+    key_span: KeySpan,
     offsets: Sequence[int],
     *,
     scale: float,
@@ -47,14 +47,14 @@ def attend_at_offsets(
         q_BxHxLxK: queries, at indices 0 … L − 1.
         k_BxHxLxK: keys, at the same indices.
         v_BxHxLxE: values.
-        sight: what the queries see.
+        key_span: keys that each query sees.
         offsets: index of the query minus index of the key.
         scale: factor of q kᵀ.
     """
     offset_O = jnp.asarray(offsets, jnp.int32)
     # A mask and a score per offset, in place of an L×L matrix.
-    key_OxBxL = sight.index_BxL[None] - offset_O[:, None, None]
-    visible_OxBxL = is_between(sight.first_BxL[None], key_OxBxL, sight.stop_BxL[None])
+    key_OxBxL = key_span.index_BxL[None] - offset_O[:, None, None]
+    visible_OxBxL = is_between(key_span.first_BxL[None], key_OxBxL, key_span.stop_BxL[None])
     scores_OxBxHxL = _products(q_BxHxLxK, k_BxHxLxK, offset_O) * scale
     # Over the last dimension, and back.
     scores_BxHxLxO, visible_BxLxO = jnp.moveaxis(scores_OxBxHxL, 0, -1), jnp.moveaxis(visible_OxBxL, 0, -1)
@@ -66,7 +66,7 @@ def attend_in_cache(
     q_BxHxLxK: jax.Array,
     k_BxHxMxK: jax.Array,
     v_BxHxMxE: jax.Array,
-    sight: Sight,
+    key_span: KeySpan,
     offsets: Sequence[int],
     *,
     scale: float,
@@ -74,7 +74,7 @@ def attend_in_cache(
     """`attend_at_offsets` over a KV cache, for queries from any position per sequence, B×H×L×E."""
     offset_O = jnp.asarray(offsets, jnp.int32)
 
-    def of_query(one: tuple[jax.Array, Sight]) -> jax.Array:
+    def of_query(one: tuple[jax.Array, KeySpan]) -> jax.Array:
         q_BxHx1xK, seen = one
         place_BxO = seen.index_BxL - offset_O[None]
         visible_BxO = is_between(seen.first_BxL, place_BxO, seen.stop_BxL)
@@ -84,9 +84,9 @@ def attend_in_cache(
         return softmax_of_scores(scores_BxHx1xO, visible_BxO[:, None, None], value_BxHxOxE).out_BxHxLxE
 
     if q_BxHxLxK.shape[2] == 1:
-        return of_query((q_BxHxLxK, sight))
+        return of_query((q_BxHxLxK, key_span))
     # Queries in blocks, since each query gathers its keys.
-    queries = jnp.moveaxis(q_BxHxLxK, 2, 0)[..., None, :], Sight(*(x.T[..., None] for x in sight))
+    queries = jnp.moveaxis(q_BxHxLxK, 2, 0)[..., None, :], KeySpan(*(x.T[..., None] for x in key_span))
     out_LxBxHx1xE = jax.lax.map(of_query, queries, batch_size=_BLOCK)
     return jnp.moveaxis(out_LxBxHx1xE[..., 0, :], 0, 2)
 

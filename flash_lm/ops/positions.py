@@ -83,7 +83,7 @@ def toeplitz(values_xW: jax.Array) -> jax.Array:
     return repeated.reshape(*leading, size, width)[..., :size]
 
 
-def skewed(x_xCxW: jax.Array, width: int) -> jax.Array:
+def skew(x_xCxW: jax.Array, width: int) -> jax.Array:
     """Relative shift: moves row i by C − i columns to the left, (…, C, W) -> (…, C, width), W = C + width.
 
     Scores by distance become scores by key, as in Transformer-XL, by reshaping alone.

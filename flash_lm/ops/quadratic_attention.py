@@ -13,7 +13,7 @@ from flash_lm.ops import blocked_attention
 from flash_lm.ops.attention_functions import ATTENTION_FUNCTIONS
 from flash_lm.ops.blocked_attention import Settings
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 # Index of a key minus index of a query -> bias of the same shape, float32, or with the heads in front
 Bias = Callable[[jax.Array], jax.Array]
@@ -23,7 +23,7 @@ def quadratic_attention(
     q_BxHxLxK: jax.Array,
     k_BxHxMxK: jax.Array,
     v_BxHxMxE: jax.Array,
-    sight: Sight,
+    key_span: KeySpan,
     *,
     function: str,
     scale: float,
@@ -37,7 +37,7 @@ def quadratic_attention(
         q_BxHxLxK: queries.
         k_BxHxMxK: keys, at indices 0 … M − 1.
         v_BxHxMxE: values.
-        sight: what the queries see.
+        key_span: keys that each query sees.
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
@@ -49,28 +49,28 @@ def quadratic_attention(
     """
     if blocked and q_BxHxLxK.shape[2] > blocked_attention.SMALLEST:
         settings = Settings(function, scale)
-        return blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, sight, divisor_BxL, settings, bias)[0]
+        return blocked_attention.attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, key_span, divisor_BxL, settings, bias)[0]
     # Plain form: all scores at once.
-    scores_BxHxLxM, visible_Bx1xLxM = scores_of(q_BxHxLxK, k_BxHxMxK, sight, scale, bias)
+    scores_BxHxLxM, visible_Bx1xLxM = compute_scores(q_BxHxLxK, k_BxHxMxK, key_span, scale, bias)
     weights = ATTENTION_FUNCTIONS[function]
     weights_BxHxLxM = weights(scores_BxHxLxM, visible_Bx1xLxM, divisor_BxL[:, None, :, None])
     return matmul(weights_BxHxLxM.astype(v_BxHxMxE.dtype), v_BxHxMxE).astype(v_BxHxMxE.dtype)
 
 
-def scores_of(
-    q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, sight: Sight, scale: float, bias: Bias | None
+def compute_scores(
+    q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, key_span: KeySpan, scale: float, bias: Bias | None
 ) -> tuple[jax.Array, jax.Array]:
     """All scores, B×H×L×M float32, and which pairs are visible, (B or 1)×1×L×M; arguments as above."""
     places_M = jnp.arange(k_BxHxMxK.shape[2], dtype=jnp.int32)
     scores_BxHxLxM = matmul(q_BxHxLxK, k_BxHxMxK, transpose_b=True) * scale
     if bias is not None:
-        distance_BxLxM = places_M[None, None] - sight.index_BxL[..., None]
+        distance_BxLxM = places_M[None, None] - key_span.index_BxL[..., None]
         scores_BxHxLxM += jnp.swapaxes(blocked_attention.bias_of_heads(bias, distance_BxLxM), 0, 1)
-    return scores_BxHxLxM, sight.visible(places_M)[:, None]
+    return scores_BxHxLxM, key_span.visible(places_M)[:, None]
 
 
 def fused_softmax_attention(
-    q_BxHxLxK: jax.Array, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, sight: Sight | None, *, causal: bool
+    q_BxHxLxK: jax.Array, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, key_span: KeySpan | None, *, causal: bool
 ) -> jax.Array:
     """Flash attention softmax(q kᵀ / √K) v by cuDNN, in half precision on an NVIDIA GPU.
 
@@ -78,15 +78,15 @@ def fused_softmax_attention(
         q_BxHxLxK: queries.
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
-        sight: what the queries see, which takes a mask of L×L; None: one document per sequence.
-        causal: hide keys after the query; must agree with `sight`.
+        key_span: keys that each query sees, which takes a mask of L×L; None: one document per sequence.
+        causal: hide keys after the query; must agree with `key_span`.
 
     Returns:
         B×H×L×E.
     """
     mask_Bx1xLxL = None
-    if sight is not None:
-        mask_Bx1xLxL = sight.visible(jnp.arange(q_BxHxLxK.shape[2], dtype=jnp.int32))[:, None]
+    if key_span is not None:
+        mask_Bx1xLxL = key_span.visible(jnp.arange(q_BxHxLxK.shape[2], dtype=jnp.int32))[:, None]
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
     out_BxLxHxE = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xLxL, is_causal=causal, implementation="cudnn")
     return jnp.swapaxes(out_BxLxHxE, 1, 2)

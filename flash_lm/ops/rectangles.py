@@ -54,12 +54,12 @@ def crossing(runs_BxL: jax.Array, where: Rectangles) -> tuple[jax.Array, jax.Arr
     return (keys == last) & (last > 0), (queries == last) & (last > 0)
 
 
-def of_last_run(runs_BxGxC: jax.Array) -> jax.Array:
+def last_run_mask(runs_BxGxC: jax.Array) -> jax.Array:
     """The tokens of each block's last document, B×G×C: what the block carries to the next."""
     return (runs_BxGxC == runs_BxGxC[..., -1:]) & (runs_BxGxC > 0)
 
 
-def carried(
+def carry_over_blocks(
     block_sums: Carried,
     runs_BxGxC: jax.Array,
     add: Callable[[Carried, Carried], Carried],

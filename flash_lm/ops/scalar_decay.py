@@ -15,20 +15,20 @@ import jax.numpy as jnp
 from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, run_chunks, sums_before
 from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
-from flash_lm.ops.log_decay import Running, decayed, running
-from flash_lm.ops.matmul import matmul, summed
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.log_decay import Running, decay_between, running
+from flash_lm.ops.matmul import matmul, sum_axis
+from flash_lm.ops.visibility import KeySpan
 
 
 class Kernel(NamedTuple):
     """The kernel for the pairs inside the chunks of a causal sequence, instead of XLA.
 
     backend: a name of `ops.kernels.backends.BACKENDS`.
-    sight: what the tokens see.
+    key_span: keys that each token sees.
     """
 
     backend: str
-    sight: Sight
+    key_span: KeySpan
 
 
 def decayed_sums(
@@ -146,8 +146,8 @@ class _Chunks(NamedTuple):
 
     def ending(self) -> jax.Array:
         """The state of each chunk over its last document, at the end of the chunk, B×H×G×K×E float32."""
-        weight = decayed(self.end(), self.sums, self._of(self.runs[..., -1:]))
-        return _sum_of(self.k, weighted(self.v, weight))
+        weight = decay_between(self.end(), self.sums, self._of(self.runs[..., -1:]))
+        return _sum_of(self.k, apply_weights(self.v, weight))
 
     def from_before(self, initial: jax.Array | None) -> jax.Array:
         """The state that enters each chunk from the chunks before, before its first token, B×H×G×K×E float32."""
@@ -156,21 +156,21 @@ class _Chunks(NamedTuple):
     def reading(self, before: jax.Array) -> jax.Array:
         """The outputs q S from the state of earlier chunks."""
         entering = entering_runs(self.runs[:, 0, :, -1])[:, None, :, None]
-        weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
-        return weighted(_read(self.q, before), weight)
+        weight = decay_between(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
+        return apply_weights(_read(self.q, before), weight)
 
     def from_after(self) -> jax.Array:
         """The state of the chunks after each chunk, after its last token, B×H×G×K×E float32."""
-        weight = decayed(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
-        starting = _sum_of(self.k, weighted(self.v, weight))
+        weight = decay_between(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
+        starting = _sum_of(self.k, apply_weights(self.v, weight))
         starting, first, through = (jnp.flip(x, axis=2) for x in (starting, self.runs[..., 0], self.through()))
         return jnp.flip(_sums_before(starting, first, None, through), axis=2)
 
     def reading_after(self, after: jax.Array) -> jax.Array:
         """The outputs q S from the state of later chunks."""
         entering = jnp.flip(entering_runs(jnp.flip(self.runs[:, 0, :, 0], axis=1)), axis=1)[:, None, :, None]
-        weight = decayed(self.end(), self.sums, self._of(entering))
-        return weighted(_read(self.q, after), weight)
+        weight = decay_between(self.end(), self.sums, self._of(entering))
+        return apply_weights(_read(self.q, after), weight)
 
     def final(self, before: jax.Array) -> jax.Array:
         """The state after a sequence of one document, if the padding of its last chunk does not decay, B×H×K×E."""
@@ -187,9 +187,9 @@ def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
     visible = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]
     before = jnp.tri(v.shape[-2], dtype=bool)[None, None, None]
     query, key = sums.at(lambda x: x[..., :, None]), sums.at(lambda x: x[..., None, :])
-    weights = decayed(query, key, visible & before)
+    weights = decay_between(query, key, visible & before)
     if not causal:
-        weights += decayed(key, query, visible & ~before)
+        weights += decay_between(key, query, visible & ~before)
     return _product(_times(matmul(q, k, transpose_b=True), weights).astype(v.dtype), v)
 
 
@@ -202,7 +202,7 @@ def _inside_by_kernel(kernel: Kernel, q, k, v, sums: Running, runs_BxL: jax.Arra
     decay = sums.at(lambda x: head_rows(jnp.broadcast_to(x, padded_shape), length))
     form, once_BxL = Form("identity", 1.0, kernel.backend), jnp.ones((1, length), jnp.float32)
     of_row = {"chunk_size": size, "divisor_BxL": once_BxL, "decay": decay}
-    return attend_in_chunks(form, q, k, v, runs_BxL, kernel.sight, **of_row)
+    return attend_in_chunks(form, q, k, v, runs_BxL, kernel.key_span, **of_row)
 
 
 def _sums_before(sums_BxHxGxKxE, last_Bx1xG, initial, through_BxHxG) -> jax.Array:
@@ -242,19 +242,19 @@ def _product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
+def apply_weights(x: jax.Array, weight: jax.Array) -> jax.Array:
     """The vectors of tokens times a weight per token; dtype of x."""
     return (x.astype(jnp.float32) * weight[..., None]).astype(x.dtype)
 
 
 def _weighted_backward(kept: tuple[jax.Array, jax.Array], d_out: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, weight = kept
-    d_weight = summed(x.astype(jnp.float32) * d_out.astype(jnp.float32), -1)[..., 0]
+    d_weight = sum_axis(x.astype(jnp.float32) * d_out.astype(jnp.float32), -1)[..., 0]
     alike = tuple(i for i, size in enumerate(weight.shape) if size == 1 != d_weight.shape[i])
-    return weighted(d_out, weight), d_weight.sum(axis=alike, keepdims=True)
+    return apply_weights(d_out, weight), d_weight.sum(axis=alike, keepdims=True)
 
 
-weighted.defvjp(lambda x, weight: (weighted(x, weight), (x, weight)), _weighted_backward)
+apply_weights.defvjp(lambda x, weight: (apply_weights(x, weight), (x, weight)), _weighted_backward)
 
 
 def _times(scores: jax.Array, weights: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ def find_segments(segment_ids_BxL: jax.Array) -> Segments:
     return Segments(runs_BxL, index_1xL - start_BxL, end_BxL - start_BxL + 1)
 
 
-def prefixes_of(segments: Segments, prefix_BxL: jax.Array) -> Segments:
+def prefix_segments(segments: Segments, prefix_BxL: jax.Array) -> Segments:
     """Prefixes of documents as documents, and all other tokens as padding.
 
     Args:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from flash_lm.ops.banded_softmax import softmax_of_scores
 from flash_lm.ops.chunk_grid import ChunkGrid
 from flash_lm.ops.chunks import to_chunks
-from flash_lm.ops.kv_cache import Ring, positions_in, with_token
+from flash_lm.ops.kv_cache import Ring, positions_in, write_token
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.mixed_chunk_attention import heads_into_batch, local_attention
-from flash_lm.ops.positions import sinusoid, skewed
-from flash_lm.ops.visibility import Sight, is_between
+from flash_lm.ops.positions import sinusoid, skew
+from flash_lm.ops.visibility import KeySpan, is_between
 
 BACK = (-1, 0)  # the segments that a causal query sees, relative to that of the query
 AROUND = (-1, 0, 1)
@@ -47,13 +47,15 @@ class Values(NamedTuple):
     memory: jax.Array
 
 
-def attend_segments(by: SegmentInputs, v: Values, sight: Sight, *, segment: int, reach: tuple[int, ...]) -> jax.Array:
+def attend_segments(
+    by: SegmentInputs, v: Values, key_span: KeySpan, *, segment: int, reach: tuple[int, ...]
+) -> jax.Array:
     """Attention of all tokens to their segment and the neighbouring ones, parallel form.
 
     Args:
         by: queries, keys and W_r.
         v: values.
-        sight: what the queries see in the full sequence.
+        key_span: keys that each query sees, in the full sequence.
         segment: C.
         reach: `BACK` or `AROUND`.
 
@@ -66,7 +68,7 @@ def attend_segments(by: SegmentInputs, v: Values, sight: Sight, *, segment: int,
         heads_into_batch(q),
         heads_into_batch(by.k_BxHxLxK),
         heads_into_batch(v.current),
-        sight,
+        key_span,
         chunk_size=size,
         function="softmax",
         scale=1 / math.sqrt(q.shape[-1]),
@@ -99,7 +101,7 @@ def prefill_segments(
     k, memory_k = (grid.put_after(ring.key_BxHxRxK, x) for x in (by.k_BxHxLxK, by.memory_k_BxHxLxK))
     current, memory = (grid.put_after(ring.value_BxHxRxE, x) for x in v)
     on_grid = SegmentInputs(grid.put(by.content_BxHxLxK), grid.put(by.position_BxHxLxK), k, memory_k, by.kernel_DxHxK)
-    out_BxHxTxE = attend_segments(on_grid, Values(current, memory), grid.sight(), segment=segment, reach=BACK)
+    out_BxHxTxE = attend_segments(on_grid, Values(current, memory), grid.key_span(), segment=segment, reach=BACK)
     kept = (grid.take_last(new, old.dtype) for new, old in zip((k, current), ring, strict=True))
     return grid.take(out_BxHxTxE), Ring(*kept)
 
@@ -109,7 +111,7 @@ def step_segments(
 ) -> tuple[jax.Array, Ring]:
     """Recurrent form, one token per sequence, L = 1: B×H×1×E, and the ring; unreal sequences keep theirs."""
     # Write the token to the ring; content scores against all slots.
-    ring = with_token(ring, by.k_BxHxLxK, v_BxHx1xE, position_B, real_B)
+    ring = write_token(ring, by.k_BxHxLxK, v_BxHx1xE, position_B, real_B)
     slot_position_BxR, now_Bx1 = positions_in(ring, position_B), position_B[:, None]
     first_Bx1 = jnp.maximum(now_Bx1 - now_Bx1 % segment - segment, 0)
     q = by.content_BxHxLxK.astype(ring.key_BxHxRxK.dtype)
@@ -142,4 +144,4 @@ def _position_scores(q_BxHxLxK: jax.Array, kernel_DxHxK: jax.Array, size: int, r
     q_NxGxCxK = to_chunks(heads_into_batch(q_BxHxLxK), size)
     folded_NxMxK = q_NxGxCxK.reshape(batch * heads, -1, width)
     scores_NxMxW = matmul(folded_NxMxK, r_NxWxK, transpose_b=True) / math.sqrt(width)
-    return skewed(scores_NxMxW.reshape(*q_NxGxCxK.shape[:3], -1), keys)
+    return skew(scores_NxMxW.reshape(*q_NxGxCxK.shape[:3], -1), keys)

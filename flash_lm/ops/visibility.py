@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flash_lm.ops.segments import Segments
 
 
-class Sight(NamedTuple):
+class KeySpan(NamedTuple):
     """The span of keys that each query sees; arrays are (B or 1)×L int32.
 
     index_BxL: index of the query, on the same scale as those of the keys.
@@ -33,12 +33,12 @@ class Sight(NamedTuple):
         keys = keys_M.reshape(*[1] * self.first_BxL.ndim, -1)
         return is_between(self.first_BxL[..., None], keys, self.stop_BxL[..., None])
 
-    def in_chunks(self, size: int, reach: tuple[int, ...] = (0,)) -> "Sight":
+    def clip_to_chunks(self, size: int, reach: tuple[int, ...] = (0,)) -> "KeySpan":
         """The part in the chunks of `reach`, relative to the query's chunk; indices count from the start of that."""
         start_BxL = self.index_BxL // size * size
         low, high = min(reach) * size, (max(reach) + 1) * size
         ends = (jnp.clip(end_BxL - start_BxL, low, high) for end_BxL in (self.first_BxL, self.stop_BxL))
-        return Sight(self.index_BxL - start_BxL, *ends)
+        return KeySpan(self.index_BxL - start_BxL, *ends)
 
     def before_chunk(self, size: int) -> jax.Array:
         """The number of visible keys in the chunks before that of the query, (B or 1)×L."""
@@ -56,9 +56,9 @@ def is_between(first: jax.Array, key: jax.Array, stop: jax.Array) -> jax.Array:
     return (first <= key) & (key < stop)
 
 
-def sight_of(
+def document_key_span(
     segments: Segments, *, causal: bool, window: int | jax.Array | None = None, prefix_BxL: jax.Array | None = None
-) -> Sight:
+) -> KeySpan:
     """Visibility in training: tokens see their document; padding sees nothing.
 
     Args:
@@ -76,15 +76,15 @@ def sight_of(
     stop_BxL = index_BxL + 1 if causal else end_BxL
     if prefix_BxL is not None:
         stop_BxL = jnp.maximum(stop_BxL, jnp.minimum(first_BxL + prefix_BxL, end_BxL))
-    return _of_real(segments.runs_BxL > 0, index_BxL, first_BxL, stop_BxL, window)
+    return _clip_to_window(segments.runs_BxL > 0, index_BxL, first_BxL, stop_BxL, window)
 
 
-def sight_from_start(
+def causal_key_span(
     index_BxL: jax.Array,
     real_BxL: jax.Array,
     window: int | jax.Array | None = None,
     prefix_BxL: jax.Array | None = None,
-) -> Sight:
+) -> KeySpan:
     """Visibility in decoding, one document per sequence: tokens see tokens up to themselves.
 
     Args:
@@ -96,11 +96,11 @@ def sight_from_start(
     stop_BxL = index_BxL + 1
     if prefix_BxL is not None:
         stop_BxL = jnp.maximum(stop_BxL, prefix_BxL)
-    return _of_real(real_BxL, index_BxL, jnp.zeros_like(index_BxL), stop_BxL, window)
+    return _clip_to_window(real_BxL, index_BxL, jnp.zeros_like(index_BxL), stop_BxL, window)
 
 
-def _of_real(real_BxL, index_BxL, first_BxL, stop_BxL, window: int | jax.Array | None) -> Sight:
+def _clip_to_window(real_BxL, index_BxL, first_BxL, stop_BxL, window: int | jax.Array | None) -> KeySpan:
     if window is not None:
         first_BxL = jnp.maximum(first_BxL, index_BxL - window + 1)
         stop_BxL = jnp.minimum(stop_BxL, index_BxL + window)
-    return Sight(index_BxL, *(jnp.where(real_BxL, end_BxL, index_BxL) for end_BxL in (first_BxL, stop_BxL)))
+    return KeySpan(index_BxL, *(jnp.where(real_BxL, end_BxL, index_BxL) for end_BxL in (first_BxL, stop_BxL)))

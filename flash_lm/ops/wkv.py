@@ -33,7 +33,7 @@ class Sums(NamedTuple):
         """Sums over one token each."""
         return cls(v, jnp.ones_like(v), k)
 
-    def decayed(self, log: jax.Array) -> "Sums":
+    def decay(self, log: jax.Array) -> "Sums":
         """After a decay, whose logarithm is not positive."""
         return self._replace(top=self.top + log)
 
@@ -120,7 +120,7 @@ def prefill_wkv(
     out = Sums.of(k + bonus_D[None, None], v).plus(before).mean()
     count_Bx1 = real_BxL.sum(axis=1, dtype=jnp.int32)[:, None]
     last = lambda x: jnp.take_along_axis(x, jnp.maximum(count_Bx1 - 1, 0)[..., None], axis=1)[:, 0]
-    after = before.at(last).decayed(-rate_D[None]).plus(Sums.of(last(k), last(v)))
+    after = before.at(last).decay(-rate_D[None]).plus(Sums.of(last(k), last(v)))
     kept = Sums(*(jnp.where(count_Bx1 > 0, new, old) for new, old in zip(after, state, strict=True)))
     return out.astype(v_BxLxD.dtype), kept
 
@@ -139,7 +139,7 @@ def _before(
     def next_token(sums: Sums, token: tuple[jax.Array, ...]) -> tuple[Sums, Sums]:
         k, v, goes_on = token
         previous = sums.where(goes_on[..., None])
-        return previous.decayed(log).plus(Sums.of(k, v)), previous
+        return previous.decay(log).plus(Sums.of(k, v)), previous
 
     goes_on_BxGxC = jnp.pad(runs[:, :, 1:] == runs[:, :, :-1], ((0, 0), (0, 0), (1, 0)))
     ends, inside = jax.lax.scan(jax.checkpoint(next_token), start, (by_token(k), by_token(v), by_token(goes_on_BxGxC)))
@@ -148,7 +148,7 @@ def _before(
 
     def next_chunk(sums: Sums, chunk: tuple[Sums, jax.Array]) -> tuple[Sums, Sums]:
         end, goes_on_B = chunk
-        return sums.decayed(-size * rate_D[None]).where(goes_on_B[:, None]).plus(end), sums
+        return sums.decay(-size * rate_D[None]).where(goes_on_B[:, None]).plus(end), sums
 
     chunks = lambda x: jnp.moveaxis(x, 1, 0)
     initial = Sums.nothing(k[:, 0, 0].shape) if initial is None else initial
@@ -157,6 +157,6 @@ def _before(
     passed_Cx1 = jnp.arange(size, dtype=jnp.float32)[:, None]
     seen = (runs == entering_BxG[..., None])[..., None]
     passed_log = -(passed_Cx1 * rate_D[None])[None, None]
-    from_before = entering.at(lambda x: jnp.moveaxis(x, 0, 1)[:, :, None]).decayed(passed_log)
+    from_before = entering.at(lambda x: jnp.moveaxis(x, 0, 1)[:, :, None]).decay(passed_log)
     before = inside.at(lambda x: jnp.moveaxis(x, 0, 2)).plus(from_before.where(seen))
     return before.at(lambda x: from_chunks(x, length))

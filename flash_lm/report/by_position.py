@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from flash_lm.report.figure import drawing, style
+from flash_lm.report.figure import new_figure, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
 
@@ -27,7 +27,7 @@ def plot_by_position(lines: Sequence[Line], path: pathlib.Path) -> None:
     """Plots axes for each family: a curve per run with the rows before, and a pale one for its rows by themselves."""
     families = list(dict.fromkeys(line["family"] for line in lines))
     columns = min(len(families), 2)
-    with drawing(path, -(-len(families) // columns), columns, (4.6, 3.4), sharex=True, sharey=True) as (_, grid):
+    with new_figure(path, -(-len(families) // columns), columns, (4.6, 3.4), sharex=True, sharey=True) as (_, grid):
         for axes in grid.flat[len(families) :]:
             axes.set_axis_off()
         for axes, family in zip(grid.flat, families, strict=False):

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from flash_lm.report.figure import drawing, style
+from flash_lm.report.figure import new_figure, style
 from flash_lm.runs.jsonl import Line
 
 # key of a validation line -> its label
@@ -40,7 +40,7 @@ def plot_curves(
         quality: perplexity or accuracy.
     """
     keys, (label, scale, tick, end) = ("step", time), _QUALITIES[quality]
-    with drawing(path, 1, len(keys), (5.5, 5), sharey=True) as (figure, (panels,)):
+    with new_figure(path, 1, len(keys), (5.5, 5), sharey=True) as (figure, (panels,)):
         for axes, key in zip(panels, keys, strict=True):
             for i, (name, lines) in enumerate(curves.items()):
                 x, y = ([line[field] for line in lines] for field in (key, quality))

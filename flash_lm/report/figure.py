@@ -22,7 +22,7 @@ def can_draw() -> bool:
 
 
 @contextlib.contextmanager
-def drawing(path: pathlib.Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
+def new_figure(path: pathlib.Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
     """Makes a figure with rows × columns of axes, and writes it when the block ends.
 
     Args:
@@ -57,11 +57,13 @@ def style(i: int) -> dict[str, Any]:
 
 def round_ticks(values: Sequence[float]) -> list[float]:
     """Round numbers that cover positive values, for a logarithmic axis; in even steps where the values are alike."""
+    # Values within a factor of two get even steps.
     low, high = min(values), max(values)
     if low < high < _NEAR * low:
         power = 10.0 ** math.floor(math.log10((high - low) / _FEW))
         step = next(x * power for x in (1, 2, 5, 10) if x * power * _FEW >= high - low)
         return [step * i for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
+    # Others get 1, 1.5, 2, 3, 5, 7 of each power of ten.
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     steps = [factor * 10.0**power for power in powers for factor in (1, 1.5, 2, 3, 5, 7)]
     first = max(x for x in steps if x <= low)

@@ -81,6 +81,7 @@ def _picture(path: pathlib.Path) -> str:
 
 def _differences(configs: Mapping[str, Mapping[str, Any]]) -> str:
     """The keys whose values differ between the runs, a row for each."""
+    # Only keys that differ between the runs.
     flat = {label: flatten_dict(config, sep=".") for label, config in configs.items()}
     keys = sorted(set().union(*flat.values()))
     shown = {key: [_word(config, key) for config in flat.values()] for key in keys}

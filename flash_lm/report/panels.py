@@ -6,7 +6,7 @@ import math
 import pathlib
 from collections.abc import Iterable
 
-from flash_lm.report.figure import drawing, round_ticks, style
+from flash_lm.report.figure import new_figure, round_ticks, style
 from flash_lm.runs.jsonl import Line
 
 _NAME_HEIGHT = 0.045  # height of a curve's name, as a share of the axes
@@ -59,7 +59,7 @@ def plot_panels(
         title: title of the figure.
     """
     names = list(dict.fromkeys([*names, *(line[curve] for row in rows for panel in row for line in panel.lines)]))
-    with drawing(path, len(rows), len(rows[0]), (7, 6)) as (figure, grid):
+    with new_figure(path, len(rows), len(rows[0]), (7, 6)) as (figure, grid):
         for panel, axes in zip((panel for row in rows for panel in row), grid.flat, strict=True):
             # A curve for each name, with its band; the names are written at the ends.
             ends = []

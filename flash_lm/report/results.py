@@ -38,6 +38,7 @@ def newest_results(runs: Sequence[Run], split: str) -> list[Line]:
     for label, name in labels(runs).items():
         path = name.workdir / "results.jsonl"
         lines = [line for line in read_jsonl(path) if line["split"] == split] if path.exists() else []
+        # The checkpoint that is asked for; then the run's corpus and the training length, if it has such lines.
         lines = _select_checkpoint(lines, name)
         lines = [line for line in lines if line.get("own_corpus", True)] or lines
         as_trained = [line for line in lines if line.get("trained_length", -1) == line.get("length")]

@@ -3,7 +3,7 @@
 import math
 import pathlib
 
-from flash_lm.report.figure import can_draw, drawing, style
+from flash_lm.report.figure import can_draw, new_figure, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, write_jsonl
 
@@ -61,10 +61,11 @@ def _row(best: Line, lines: list[Line]) -> Line:
 def _plot(lines: list[Line], best: list[Line], path: pathlib.Path) -> None:
     """Plots a panel for each model, a curve for each round; a ring is around the best value."""
     columns = min(len(best), _ACROSS)
-    with drawing(path, math.ceil(len(best) / columns), columns, (3.6, 3.2)) as (figure, grid):
+    with new_figure(path, math.ceil(len(best) / columns), columns, (3.6, 3.2)) as (figure, grid):
         panels = list(grid.flat)
         for axes in panels[len(best) :]:
             axes.remove()
+        # A panel per model: a curve for each round, and a circle around the chosen value.
         for axes, chosen in zip(panels, best, strict=False):
             lines_of_model = [line for line in lines if line["model"] == chosen["model"] and "loss" in line]
             for i, number in enumerate(sorted({line["round"] for line in lines_of_model})):

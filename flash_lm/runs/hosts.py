@@ -88,7 +88,8 @@ def check_same(**facts: Any) -> None:
     Raises:
         InputError: they differ.
     """
-    all_facts = of_all_hosts(facts)
+    # Each fact is compared with that of the first host.
+    all_facts = gather_from_hosts(facts)
     if differing := [
         name for name in facts if any(facts_of_host[name] != all_facts[0][name] for facts_of_host in all_facts)
     ]:
@@ -113,7 +114,7 @@ class StopOfAllHosts:
         if step < self._asks_at:
             return False
         # Ask, and agree on the next step to ask at, from the slowest host's time per step.
-        answers = of_all_hosts([self._should_stop(), seconds])
+        answers = gather_from_hosts([self._should_stop(), seconds])
         slowest, (before, then) = max(time for _, time in answers), self._asked
         a_step = (slowest - then) / max(step - before, 1)
         self._asks_at = step + max(1, min(_MOST_UNASKED, int(_ASK_EVERY_S / max(a_step, 1e-3))))
@@ -121,12 +122,12 @@ class StopOfAllHosts:
         return any(stops for stops, _ in answers)
 
 
-def fetched(x: jax.Array) -> np.ndarray:
+def fetch_array(x: jax.Array) -> np.ndarray:
     """Gathers an array, however it is sharded, as a NumPy array on every host."""
     return np.asarray(x) if x.is_fully_addressable else np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
-def of_all_hosts(value: Any) -> list[Any]:
+def gather_from_hosts(value: Any) -> list[Any]:
     """Gathers a JSON value from all hosts, on every host, ordered by host number."""
     if jax.process_count() == 1:
         return [value]

@@ -49,6 +49,7 @@ def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
     """Appends lines to a JSONL file, instead of a truncated last one; creates its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # A process that was killed may have left a part of a line.
     with open(path, "ab+") as file:
         file.seek(0)
         content = file.read()
@@ -57,7 +58,7 @@ def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
         file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def grouped(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
+def group_lines(lines: Sequence[Line], *keys: str) -> dict[tuple[Any, ...], list[Line]]:
     """Groups lines by the values of these keys, None where a line has none, in their order."""
     groups: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:

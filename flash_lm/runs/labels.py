@@ -22,6 +22,7 @@ def read_labels(folder: pathlib.Path) -> tuple[str, ...]:
     Raises:
         InputError: the file is damaged.
     """
+    # Only runs with labels have the file.
     path = folder / NAME
     try:
         names = load_json(path) if path.exists() else []

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from flash_lm.errors import InputError
-from flash_lm.runs.hosts import is_first, of_all_hosts
+from flash_lm.runs.hosts import gather_from_hosts, is_first
 
 _log = logging.getLogger(__name__)
 NAME = "lock"
@@ -34,7 +34,7 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[None]:
         file = open(workdir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
         holder = take(file)
     try:
-        if holder := of_all_hosts(holder)[0]:
+        if holder := gather_from_hosts(holder)[0]:
             raise InputError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
         yield
     finally:
@@ -49,6 +49,7 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[None]:
 
 def take(file: TextIO) -> str | None:
     """Locks an open file until it is closed, and writes the holder into it; if it is locked, returns the holder."""
+    # The lock belongs to the open file, so it ends with the process; its text says who holds it.
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

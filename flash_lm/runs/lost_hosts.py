@@ -47,7 +47,7 @@ def report_lost_hosts() -> None:
 
 
 @contextlib.contextmanager
-def lost_hosts_reported() -> Iterator[None]:
+def report_lost_host() -> Iterator[None]:
     """Reports the loss of another host in one clear line, instead of the network's errors."""
     try:
         yield

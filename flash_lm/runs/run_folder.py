@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import BATCH_TOKENS, Config, identifying_keys, upgrade
 from flash_lm.config.keys import SECTIONS, type_problems
-from flash_lm.config.plugins import check_plugins, plugins_of
+from flash_lm.config.plugins import check_plugins, plugin_names
 from flash_lm.config.renamed_keys import names_today
 from flash_lm.errors import InputError, first_line
 from flash_lm.runs import lock
@@ -171,7 +171,7 @@ def _config_of(folder: pathlib.Path, written: Any) -> Any:
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
         raise _damage_error(path)
     # Plugins must be imported before their sections are checked.
-    check_plugins(plugins_of(values), folder)
+    check_plugins(plugin_names(values), folder)
     for group, section in (name.split(".") for name in SECTIONS):
         if not isinstance(values[group].get(section, {}), dict):
             raise _damage_error(path)

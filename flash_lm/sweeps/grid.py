@@ -24,7 +24,7 @@ Changes = Mapping[str, Any]  # key of the config, such as model.chunks.size -> v
 Runs = Mapping[str, Changes]  # by name
 
 
-def changed(config: ConfigDict, changes: Changes) -> Any:
+def apply_changes(config: ConfigDict, changes: Changes) -> Any:
     """Copies the config with these values: a ConfigDict, whose keys type checkers do not know."""
     other = config.copy_and_resolve_references()
     other.update_from_flattened_dict(dict(changes))
@@ -57,7 +57,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
             alone = copy.deepcopy(config)
             problem = override(alone, f"--config.{key}={value}") if value else "an empty value"
             problems += [f"--grid={words}: {problem}"] if problem else []
-            axis[value] = None if problem else value_of(alone, key)
+            axis[value] = None if problem else get_value(alone, key)
     if problems:
         raise InputError.of(problems)
     # Combine the axes; every value must be part of a possible run.
@@ -67,7 +67,7 @@ def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:
         chosen = dict(zip(axes, texts, strict=True))
         name = ",".join(f"{key.partition('.')[2] or key}={text}" for key, text in chosen.items()).replace("/", "_")
         changes = {key: axes[key][text] for key, text in chosen.items()}
-        if problem := problem_of(changed(config, changes)):
+        if problem := find_problem(apply_changes(config, changes)):
             impossible[name] = problem
         else:
             runs[name] = changes
@@ -89,12 +89,12 @@ def check_runs(config: ConfigDict, runs: Runs) -> None:
     Raises:
         InputError: configs are wrong, one line per run.
     """
-    problems = {name: problem_of(changed(config, changes)) for name, changes in runs.items()}
+    problems = {name: find_problem(apply_changes(config, changes)) for name, changes in runs.items()}
     if wrong := [f"{name}: {problem}" for name, problem in problems.items() if problem]:
         raise InputError.of(wrong)
 
 
-def problem_of(config: ConfigDict) -> str | None:
+def find_problem(config: ConfigDict) -> str | None:
     """The problem of a config on these devices, on one line; None if it has none."""
     # Also what only a device mesh shows, such as rows that it cannot share.
     try:
@@ -132,13 +132,13 @@ def run_study(
     # Check all folders first, so that nothing is trained if one belongs to another config.
     for name, changes in runs.items():
         if (folder := RunFolder(workdir / name)).holds_run():
-            continue_run(normalize(changed(config, changes)), folder)  # raises if it is another config's
+            continue_run(normalize(apply_changes(config, changes)), folder)  # raises if it is another config's
     # Train and score what is not done; a run with a non-finite loss does not stop the others.
     failures = {}
     for number, (name, changes) in enumerate(runs.items(), start=1):
         if should_stop():
             break
-        folder, run_config = workdir / name, changed(config, changes)
+        folder, run_config = workdir / name, apply_changes(config, changes)
         parsed = parse(run_config)
         # A run is done when it has been scored at all lengths after its last step.
         asked = list(lengths) or [parsed.data.length]
@@ -157,7 +157,7 @@ def run_study(
     return failures
 
 
-def train_whole(config: ConfigDict, folder: pathlib.Path, should_stop: Callable[[], bool]) -> None:
+def train_to_end(config: ConfigDict, folder: pathlib.Path, should_stop: Callable[[], bool]) -> None:
     """Trains the run of a folder to its end, so that it can be scored.
 
     Raises:
@@ -203,7 +203,7 @@ def _has_reached(line: Mapping[str, Any], goal: float | None) -> bool:
     return goal is not None and line.get("reached", 0.0) >= goal
 
 
-def value_of(config: Any, key: str) -> Any:
+def get_value(config: Any, key: str) -> Any:
     """The value of a key such as model.chunks.size.
 
     Raises:

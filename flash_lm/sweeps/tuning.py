@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, raise_stopped, run_study, value_of
+from flash_lm.sweeps.grid import Changes, Runs, apply_changes, check_runs, get_value, raise_stopped, run_study
 
 _FACTOR = 2.0
 _PARTS = (4, 2, 1)  # of the budget, by round
@@ -48,18 +48,18 @@ def tune(
     """
     check_runs(config, models)
     for changes in models.values():
-        _check(changed(config, changes), key, budget)
+        _check(apply_changes(config, changes), key, budget)
     # Each round keeps the best values of the one before.
     lines: list[Line] = []
     for model, changes in models.items():
-        middle = value_of(changed(config, changes), key)
+        middle = get_value(apply_changes(config, changes), key)
         exponents = [*range(-_FIRST, _FIRST + 1)]  # exponents of the factor
         for number, part in enumerate(_PARTS, start=1):
             losses: dict[int, float] = {}
             # The grid grows until both neighbours of the best value are trained.
             while exponents:
                 values = [_value(middle, exponent) for exponent in exponents]
-                shorter = {**changes, **_shorter(changed(config, changes), budget, part)}
+                shorter = {**changes, **_shorter(apply_changes(config, changes), budget, part)}
                 results = _train_values(config, shorter, model, key, values, workdir, should_stop)
                 losses |= {
                     exponent: line.get("loss", math.inf) for exponent, line in zip(exponents, results, strict=True)
@@ -135,7 +135,7 @@ def _score(folder: pathlib.Path) -> dict[str, Any]:
 def _check(config: Any, key: str, budget: int) -> None:
     """Checks a model's key and the tokens of its first round."""
     try:
-        value = value_of(config, key)
+        value = get_value(config, key)
     except (KeyError, TypeError):
         raise InputError(f"--tune={key}: there is no such key; docs/keys.md lists the keys") from None
     if not isinstance(value, float) or value <= 0:

@@ -16,7 +16,7 @@ from flash_lm.data.tasks import NEXT_TOKEN, Task
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.runs.hosts import fetched
+from flash_lm.runs.hosts import fetch_array
 from flash_lm.training.evaluation import bytes_per_token, compute_scores, perplexity, row_sums, target_scores
 from flash_lm.training.forward import Batch, forward, split_microbatches
 from flash_lm.training.sharding import batch_sharding, carried_shardings, host_share, round_up_rows, shard_batch
@@ -89,7 +89,7 @@ class CarriedEvaluator:
             sums, carried_after = self._step(
                 params, shard_batch(batch, sharding, share), self._bytes_per_token, carried
             )
-            return {name: fetched(x).astype(float) for name, x in sums.items()}, carried_after
+            return {name: fetch_array(x).astype(float) for name, x in sums.items()}, carried_after
 
         # Each batch continues the documents of the batch before, so the state goes on with them.
         sums, by_start = collections.Counter(), collections.defaultdict(collections.Counter)

@@ -22,7 +22,7 @@ from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError, first_line
-from flash_lm.runs.hosts import of_all_hosts
+from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import BEST, NEWEST, RunName
@@ -47,7 +47,7 @@ def checkpoint_folder(workdir: pathlib.Path) -> pathlib.Path:
 def checkpoint_steps(workdir: pathlib.Path) -> list[int]:
     """Steps of all checkpoints, intact or not, as the first host sees them; in ascending order."""
     names = [path.name for path in checkpoint_folder(workdir).glob("*")]
-    return of_all_hosts(sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)))[0]
+    return gather_from_hosts(sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)))[0]
 
 
 def restore(
@@ -220,7 +220,7 @@ def _best_step(run: RunFolder, saved_steps: list[int]) -> int:
             continue
         if isinstance(score, float) and math.isfinite(score):
             scores[step] = score
-    best = of_all_hosts(min(scores, key=scores.__getitem__, default=None))[0]
+    best = gather_from_hosts(min(scores, key=scores.__getitem__, default=None))[0]
     if best is None:
         raise InputError(
             f"no checkpoint of {workdir} was evaluated when it was saved, so none is the best: use "
@@ -271,7 +271,7 @@ def _run_on_all_hosts(work: Callable[[], Result]) -> Result | str:
             raise
         reason = first_line(error)
     # Every host learns whether any has failed, and reports the first one that has.
-    reasons = of_all_hosts(reason)
+    reasons = gather_from_hosts(reason)
     if not any(reasons):
         return typing.cast(Result, result)
     number = next(i for i, text in enumerate(reasons) if text)

@@ -15,7 +15,7 @@ from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from flash_lm.errors import RunError
-from flash_lm.runs.hosts import is_first, of_all_hosts
+from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import NEWEST, RunName
 from flash_lm.training import checkpoint_read
@@ -137,7 +137,7 @@ class Checkpoints:
         """Moves incomplete checkpoints to workdir/damaged: Orbax fails on them before it restores anything."""
         steps = checkpoint_read.checkpoint_steps(self._workdir)
         incomplete = [(step, reason) for step in steps if (reason := _find_damage(self._folder / str(step)))]
-        incomplete = dict(of_all_hosts(incomplete)[0])  # as the first host saw it, before it moves anything
+        incomplete = dict(gather_from_hosts(incomplete)[0])  # as the first host saw it, before it moves anything
         if not incomplete:
             return
         if len(incomplete) == len(steps):
@@ -154,7 +154,7 @@ class Checkpoints:
                 target.parent.mkdir(exist_ok=True)
                 os.replace(self._folder / str(step), target)
             _log.warning("checkpoint %d moved to %s: %s", step, target, reason)
-        of_all_hosts(None)  # wait until it is done
+        gather_from_hosts(None)  # wait until it is done
 
     @contextlib.contextmanager
     def _report_failures(self) -> Iterator[None]:

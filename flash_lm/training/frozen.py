@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from flash_lm.errors import InputError
-from flash_lm.layers.parameter import name_of
+from flash_lm.layers.parameter import parameter_name
 
 
 def frozen_mask(regexes: tuple[str, ...], parameters: Any) -> Any:
@@ -15,10 +15,10 @@ def frozen_mask(regexes: tuple[str, ...], parameters: Any) -> Any:
     Raises:
         InputError: a regex matches no parameter, or all are frozen.
     """
-    names = [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)]
+    names = [parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)]
     if idle := [regex for regex in regexes if not any(re.search(regex, name) for name in names)]:
         raise InputError(f"train.freeze: {', '.join(idle)} matches no parameter: they are {', '.join(names)}")
-    is_frozen = lambda path, _: any(re.search(regex, name_of(path)) for regex in regexes)
+    is_frozen = lambda path, _: any(re.search(regex, parameter_name(path)) for regex in regexes)
     frozen = jax.tree_util.tree_map_with_path(is_frozen, parameters)
     if all(jax.tree.leaves(frozen)):
         raise InputError(f"train.freeze={','.join(regexes)} freezes every parameter: leave at least one to train")

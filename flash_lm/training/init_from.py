@@ -11,7 +11,7 @@ from flash_lm.config.registry import CORPORA
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError
-from flash_lm.layers.parameter import is_stacked, name_of
+from flash_lm.layers.parameter import is_stacked, parameter_name
 from flash_lm.models.classifier import CLASSIFIER
 from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_folder import RunFolder
@@ -99,13 +99,13 @@ def initial_state(experiment: Experiment, fresh: TrainState) -> InitialState:
         )
 
     # Copy each parameter that the other model has, resized along the positions if the config asks for that.
-    parent_params = {name_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(parent.params)}
+    parent_params = {parameter_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(parent.params)}
     if read_labels(name.workdir) != experiment.corpus.labels:  # an output means another label
         parent_params = {key: x for key, x in parent_params.items() if not key.startswith(CLASSIFIER)}
     copied, initialised, mismatched = [], [], {}
 
     def copy_or_keep(path: Any, fresh_x: jax.Array, has_positions: bool) -> jax.Array:
-        key = name_of(path)
+        key = parameter_name(path)
         if key not in parent_params:
             initialised.append(key)
             return fresh_x

@@ -13,12 +13,12 @@ from flax.traverse_util import flatten_dict
 from flash_lm.config.experiment import Config, add_sections, fill_open_keys, parse, sections_of_other_tasks, unread_keys
 from flash_lm.config.keys import type_problems
 from flash_lm.config.model import ModelConfig
-from flash_lm.config.plugins import import_plugins, plugins_of
+from flash_lm.config.plugins import import_plugins, plugin_names
 from flash_lm.config.registry import CORPORA, HEADS, TASKS
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError
-from flash_lm.families.family import complete, unread
+from flash_lm.families.family import complete, unused_keys
 from flash_lm.models.classifier import ClassOptions
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training.hub import download
@@ -83,7 +83,7 @@ def normalize(asked: Any) -> Any:
         InputError: values have other types, or plugins cannot be imported.
     """
     config = asked.copy_and_resolve_references()
-    import_plugins(plugins_of(config.to_dict()))
+    import_plugins(plugin_names(config.to_dict()))
     add_sections(config)
     if any(type_problems(config.to_dict(), Config)):
         parse(config)  # raises, with every problem
@@ -262,7 +262,7 @@ def _unused_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     encoder = now.get("model.encoder.family")
     families = (*(now.get("model.pattern") or (str(now.get("model.family")),)), *([encoder] if encoder else []))
     cross = now.get("model.cross.kind") if encoder else None
-    return kept | unread_keys(now) | unread(families, cross)
+    return kept | unread_keys(now) | unused_keys(families, cross)
 
 
 def _format_changes(changes: dict[str, tuple[Any, Any]]) -> str:

@@ -17,7 +17,7 @@ from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
-from flash_lm.runs.hosts import is_first, of_all_hosts
+from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder, is_export
@@ -84,7 +84,7 @@ class OpenRun:
         """
         if self.newest is None and not self.folder_state.is_new:
             self.folder.check_nothing_lost()
-        of_all_hosts(None)  # wait until all hosts have read the folder
+        gather_from_hosts(None)  # wait until all hosts have read the folder
         # Only the first host writes; the tokenizer is renamed at the end, so that it is never incomplete.
         if is_first():
             path = self.folder.path
@@ -97,7 +97,7 @@ class OpenRun:
                 partial = path / "tokenizer.partial"
                 save_tokenizer(tokenizer, partial)
                 os.replace(partial, path / "tokenizer")
-        of_all_hosts(None)
+        gather_from_hosts(None)
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ def open_run(workdir: pathlib.Path, asked: Any) -> Iterator[OpenRun]:
         # Another process may have trained in the folder before it was locked. Either all hosts read it again or none
         # does, because reading exchanges data between hosts.
         unchanged = run.folder_state == _read_folder_state(run.folder)
-        yield run if all(of_all_hosts(unchanged)) else _resolve_run(RunFolder(workdir), asked)
+        yield run if all(gather_from_hosts(unchanged)) else _resolve_run(RunFolder(workdir), asked)
 
 
 def _read_folder_state(folder: RunFolder) -> FolderState:

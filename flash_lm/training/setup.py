@@ -14,7 +14,7 @@ from flash_lm.data.batches import FixedRows, IndexedBatches, Transform
 from flash_lm.data.carried import CarriedBatches
 from flash_lm.data.examples import ExampleCorpus
 from flash_lm.data.labelled import cut_share
-from flash_lm.data.mixture import MixedRows, parts_of
+from flash_lm.data.mixture import MixedRows, split_parts
 from flash_lm.data.packing import Rows
 from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits, load_splits
@@ -106,7 +106,7 @@ def _packed_rows(config: Config, corpus: Splits, split: str, length: int) -> Any
     packer, begin = TASKS[config.task].packer(config.data.pack), corpus.tokenizer.begin
     text: Any = corpus.splits[split]
     if corpus.parts:
-        return MixedRows([packer(part, length, begin) for part in parts_of(text)])
+        return MixedRows([packer(part, length, begin) for part in split_parts(text)])
     return packer(text, length, begin)
 
 

@@ -17,9 +17,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from flash_lm.config.mesh import MESH_AXES, MeshConfig
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
-from flash_lm.layers.parameter import is_stacked, name_of
+from flash_lm.layers.parameter import is_stacked, parameter_name
 from flash_lm.models.decode_state import DecodeState
-from flash_lm.runs.hosts import of_all_hosts
+from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.training.train_state import Params, TrainState
 
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -148,7 +148,7 @@ def _spec(
     path: Any, shape: tuple[int, ...], is_matrix: bool, config: MeshConfig, mesh: Mesh, problems: list[str]
 ) -> PartitionSpec:
     """The partition spec of a parameter; adds to `problems` if its rule does not fit."""
-    name = name_of(path)
+    name = parameter_name(path)
     # The first dimension of stacked layers is the layer, which lax.scan slices.
     stacked = (None,) if is_stacked(path) else ()
     default = _fsdp_spec(shape[len(stacked) :], mesh.shape["fsdp"]) if is_matrix else ()
@@ -184,7 +184,7 @@ def host_share(sharding: NamedSharding, batch_size: int) -> Share:
     # The indices of the sequences on this host's devices, and those of every other host.
     slices: Any = sharding.addressable_devices_indices_map((batch_size,)).values()
     host_rows = sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
-    groups = sorted({tuple(rows) for rows in of_all_hosts(host_rows)})
+    groups = sorted({tuple(rows) for rows in gather_from_hosts(host_rows)})
     return Share(batch_size, host_rows, groups.index(tuple(host_rows)), len(groups))
 
 
@@ -194,7 +194,7 @@ def check_documents(share: Share) -> None:
     Raises:
         InputError: hosts of two groups read the same sequence.
     """
-    if sum(len(rows) for rows in {tuple(rows) for rows in of_all_hosts(list(share.rows))}) > share.batch_size:
+    if sum(len(rows) for rows in {tuple(rows) for rows in gather_from_hosts(list(share.rows))}) > share.batch_size:
         raise InputError(
             "hosts share some of their sequences and not all: a streamed corpus does not support this; choose a "
             "mesh.shape whose data x fsdp is a multiple of the number of hosts"

@@ -15,8 +15,8 @@ from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
 from flash_lm.data.splits import split_sizes
 from flash_lm.errors import InputError, RunError
-from flash_lm.runs.hosts import StopOfAllHosts, check_same, is_first, of_all_hosts
-from flash_lm.runs.lost_hosts import lost_hosts_reported
+from flash_lm.runs.hosts import StopOfAllHosts, check_same, gather_from_hosts, is_first
+from flash_lm.runs.lost_hosts import report_lost_host
 from flash_lm.runs.provenance import merge_provenance, provenance
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.clock import Clock
@@ -73,7 +73,7 @@ def train(
     """
     asked_at = time.perf_counter() if asked_at is None else asked_at
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lost_hosts_reported())
+        stack.enter_context(report_lost_host())
 
         # The folder: locked, read once, and the open keys of the config filled in from its run or the parent.
         run = stack.enter_context(open_run(pathlib.Path(workdir), config))
@@ -349,7 +349,7 @@ class _Loop:
             facts["parent"] = self.start.facts["parent"]
         # Each group of hosts reads its own part of a stream, and all positions are saved together.
         if self.experiment.corpus.stream:
-            positions = dict(of_all_hosts([self.share.group, self.batches.state()]))
+            positions = dict(gather_from_hosts([self.share.group, self.batches.state()]))
             facts["places"] = [positions[group] for group in sorted(positions)]
         # Only finite scores compete for the best checkpoint.
         is_finite = scores is not None and all(map(math.isfinite, scores.values()))

@@ -10,7 +10,7 @@ import optax
 
 from flash_lm.config.train import TrainConfig
 from flash_lm.data.tasks import NEXT_TOKEN, Task
-from flash_lm.layers.parameter import is_stacked, name_of
+from flash_lm.layers.parameter import is_stacked, parameter_name
 from flash_lm.models.output_heads import Losses
 from flash_lm.training.forward import Batch, Carried, forward, split_microbatches
 from flash_lm.training.frozen import stop_frozen_gradients
@@ -183,7 +183,7 @@ def _norms_by_group(gradients: Params) -> Metrics:
     """Gradient norms per sublayer, over all layers, and of each parameter outside the layers."""
     squares: dict[str, Any] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(gradients):
-        parts = name_of(path).split("/")
+        parts = parameter_name(path).split("/")
         name = "/".join(parts[: parts.index("layers") + 2 if is_stacked(path) else 1])
         squares[name] = squares.get(name, 0) + jnp.square(x.astype(jnp.float32)).sum()
     return {f"grad_norm/{name}": jnp.sqrt(square) for name, square in squares.items()}

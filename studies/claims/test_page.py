@@ -17,7 +17,7 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.families.flash import GAUOptions
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from studies.claims import page
 from studies.claims.__main__ import main
 from studies.claims.configs import aft, books, divisor, flash
@@ -265,7 +265,7 @@ def test_the_runs_of_a_study_are_possible(study):
     config = study.get_config()
     runs = study.get_runs(config)
     for changes in runs.values():
-        complete_config(parse(changed(config, changes)))
+        complete_config(parse(apply_changes(config, changes)))
     seeds = {int(name.rpartition("_")[2]) for name in runs}
     assert seeds <= set(books.SEEDS) and len(seeds) >= 2 and len(runs) % len(seeds) == 0
 
@@ -284,7 +284,7 @@ def test_each_run_of_a_rule_is_one_of_its_study():
         "divisor": {
             name.rpartition("_seed_")[0]
             for task in ("causal_lm", "masked_lm")
-            for name in divisor.get_runs(changed(divisor.get_config(), {"task": task}))
+            for name in divisor.get_runs(apply_changes(divisor.get_config(), {"task": task}))
         },
     }
     for row in TABLE["claims"]:

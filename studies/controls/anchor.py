@@ -14,7 +14,7 @@ from flash_lm.configs import base
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
-from flash_lm.sweeps.grid import changed, train_whole
+from flash_lm.sweeps.grid import apply_changes, train_to_end
 from studies.protocol.jobs import Job, ShouldStop, study_hash
 
 PART = "anchor"
@@ -74,10 +74,10 @@ def jobs(text: pathlib.Path, known: str, seeds: Sequence[int]) -> list[Job]:
 
 
 def _job(recipe: Any, known: str, family: str, seed: int) -> Job:
-    config: Any = changed(recipe, {"model.family": family, "seed": seed})
+    config: Any = apply_changes(recipe, {"model.family": family, "seed": seed})
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-        train_whole(config, folder, should_stop)
+        train_to_end(config, folder, should_stop)
         return evaluate(folder, "validation")
 
     about = {"part": PART, "run": family, "seed": seed}

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from flash_lm.runs.jsonl import Line, grouped
+from flash_lm.runs.jsonl import Line, group_lines
 from studies.controls import anchor, recall
 from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 from studies.protocol.hypotheses import Hypothesis
@@ -66,7 +66,7 @@ def anchor_verdict(lines: Sequence[Line]) -> Line:
     near, published = anchor.NEAR_NATS, anchor.PUBLISHED_NATS
     losses = {
         run: statistics.fmean(line.get("loss", math.inf) for line in own)
-        for (run,), own in grouped([line for line in lines if line["part"] == anchor.PART], "run").items()
+        for (run,), own in group_lines([line for line in lines if line["part"] == anchor.PART], "run").items()
     }
     seeds = sum((line["part"], line["run"]) == (anchor.PART, "transformer") for line in lines)
     held = Rule("alike", near, DIFFERENCE).holds(losses.get("transformer", math.inf) - published)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flash_lm.runs.jsonl import Line
-from flash_lm.sweeps.grid import Changes, changed
+from flash_lm.sweeps.grid import Changes, apply_changes
 from studies.protocol.jobs import Job, ShouldStop, study_hash
 from studies.protocol.rates import best_rate, rates_to_try
 from studies.quality import config as study
@@ -60,13 +60,13 @@ def jobs(
         lines: so far, of these and of taken runs.
         taken: candidates with a rate whose runs, with all seeds, are lines of an older study.
     """
-    config = changed(study.get_config(), text.data)
+    config = apply_changes(study.get_config(), text.data)
     found = []
     for candidate in candidates:
         own = part._replace(models={candidate.name: candidate.changes})
         # Not trunks_of, which checks that the batch fits the devices: jobs are listed on any machine.
         first, *others = [
-            Trunk(own, candidate.name, seed, changed(config, {**own.runs[candidate.name], "seed": seed}))
+            Trunk(own, candidate.name, seed, apply_changes(config, {**own.runs[candidate.name], "seed": seed}))
             for seed in part.seeds
         ]
         known_rate = taken.get(candidate.name)
@@ -114,7 +114,7 @@ def _job(trunk: Trunk, rate: float | None, candidate: Candidate, text: Text) -> 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
         return one_trunk(trunk, used, folder, should_stop)
 
-    config: Any = changed(trunk.config, {"train.learning_rate": used})
+    config: Any = apply_changes(trunk.config, {"train.learning_rate": used})
     scored = [[*of] for of in (part.shares, part.lengths, part.slices)]
     hours = (_steps(part) * _STEP_S[config.model.family] * candidate.slower + _SCORED_S) / 3600
     at_rate = "best_rate" if rate is None else f"{rate:g}"

@@ -8,9 +8,9 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from flash_lm.runs.jsonl import Line, grouped
+from flash_lm.runs.jsonl import Line, group_lines
 from flash_lm.runs.run_folder import run_hash
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from studies.protocol.jobs import Job, ShouldStop
 from studies.recall.configs import mqar_as_measured as measured
 from studies.recall.run import Model, models_of, one_run
@@ -27,7 +27,7 @@ _STEP_S = {"flash": 0.2, "gated_deltanet": 0.45}  # one core, the other busy
 
 def jobs() -> list[Job]:
     """Each model at each rate with each seed."""
-    config = changed(measured.get_config(), _TODAY | {"train.steps": _STEPS, "train.checkpoint_every": 500})
+    config = apply_changes(measured.get_config(), _TODAY | {"train.steps": _STEPS, "train.checkpoint_every": 500})
     models = models_of(config, MODELS, [_WIDTH])
     return [_job(*of) for of in itertools.product(models, RATES, SEEDS)]
 
@@ -54,4 +54,4 @@ def at_best_rate(lines: Sequence[Line], run: str) -> list[Line]:
     if {(line["rate"], line["seed"]) for line in own} < {*itertools.product(RATES, SEEDS)}:
         return []
     median = lambda of_rate: statistics.median(line.get("validation_accuracy", 0.0) for line in of_rate)
-    return max(grouped(own, "rate").values(), key=median)
+    return max(group_lines(own, "rate").values(), key=median)

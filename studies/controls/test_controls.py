@@ -10,7 +10,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import facts
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import Candidate, Text, best_of, chosen, jobs, rates_of
@@ -69,7 +69,7 @@ def test_models_that_are_compared_have_one_size():
         sizes = {"tied": {}, "untied": {}}
         for group in names:
             for candidate in group.candidates:
-                own = changed(study.get_config(), {**candidate.changes, **group.part.changes})
+                own = apply_changes(study.get_config(), {**candidate.changes, **group.part.changes})
                 own.model.vocab_size = study.WORDS
                 size = facts(own.model.family, own.model, (), ()).parameters
                 sizes["tied" if own.model.tie_embeddings else "untied"][candidate.name] = size
@@ -81,7 +81,7 @@ def test_flash_quad_has_the_bias_that_is_published_for_its_rows():
     toeplitz = [job for job in design.jobs_now(DATA, []) if "toeplitz" in job.name]
     assert len(toeplitz) == 10
     for job in toeplitz:
-        with_bias = lambda bias, job=job: changed(
+        with_bias = lambda bias, job=job: apply_changes(
             job.config, {"model.gau.relative_bias": bias, "model.vocab_size": study.WORDS}
         )
         sizes = [facts("flash_quad", with_bias(bias).model, (), ()).parameters for bias in (None, "toeplitz", "rope")]
@@ -91,11 +91,13 @@ def test_flash_quad_has_the_bias_that_is_published_for_its_rows():
 
 def test_the_linear_transformer_and_transformer_plus_differ_by_softmax_alone():
     by_name = {c.name: c.changes for group in design.THEN for c in group.candidates}
-    linear, plus = (changed(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus"))
-    own = [complete_config(parse(changed(x, {"data.path": "x"}))).model for x in (linear, plus)]
+    linear, plus = (
+        apply_changes(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus")
+    )
+    own = [complete_config(parse(apply_changes(x, {"data.path": "x"}))).model for x in (linear, plus)]
     same = [(x.rotary, x.absolute_positions, x.mlp_dim, x.norm, x.residual_init) for x in own]
     assert same[0] == same[1] and same[0][:2] == (True, "none")
-    known = [changed(x, {"model.vocab_size": study.WORDS}).model for x in (linear, plus)]
+    known = [apply_changes(x, {"model.vocab_size": study.WORDS}).model for x in (linear, plus)]
     sizes = [facts(x.family, x, (), ()).parameters for x in known]
     assert sizes[0] == sizes[1]
 
@@ -107,7 +109,7 @@ def test_runs_of_the_first_study_count_where_their_config_is_the_same():
     assert taken == {(run, seed) for run in ("transformer_plus_plus", "flash_scores") for seed in (0, 1, 2)}
     names = {job.name for job in design.jobs_now(DATA, [])}
     assert not names & {"rows_of_512_transformer_plus_plus_0.006_seed_0", "rows_of_512_flash_scores_0.012_seed_0"}
-    config = changed(study.get_config(), {"data.tokens_per_batch": 4096})
+    config = apply_changes(study.get_config(), {"data.tokens_per_batch": 4096})
     config.data.mixture = study.mixture(pathlib.Path("elsewhere"))
     scored = [[*of] for of in (design.ROWS.shares, design.ROWS.lengths, design.ROWS.slices)]
     for candidate in (design.SOFTMAX, design.FLASH):

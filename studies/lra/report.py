@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from flash_lm.report.figure import drawing, style
+from flash_lm.report.figure import new_figure, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, read_lines
 
@@ -57,7 +57,7 @@ def lra_table(
 def plot_lra(lines: Sequence[Line], families: Sequence[str], tasks: Sequence[str], path: pathlib.Path) -> None:
     """A panel a task: both arms of each family with their 95 % intervals, and the share of the most frequent label."""
     here = [task for task in tasks if any(line["lra"] == task for line in lines)]
-    with drawing(path, 1, len(here), (4.5, 4), sharey=True) as (_, grid):
+    with new_figure(path, 1, len(here), (4.5, 4), sharey=True) as (_, grid):
         for axes, task in zip(grid.flat, here, strict=True):
             own = [line for line in lines if line["lra"] == task]
             for i, arm in enumerate(ARMS):

@@ -14,7 +14,7 @@ from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.runs.run_folder import run_hash
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from studies.lra import __main__ as lra_program
 from studies.lra import data, models, published
 from studies.lra.configs import listops_short
@@ -70,7 +70,7 @@ def test_a_sweep_is_the_one_that_was_measured_and_a_run_by_itself_is_of_today():
     ]
     scratch = {line["run"]: line["config_hash"] for line in lines if line["arm"] == "scratch"}
     assert len(scratch) == len(models.FAMILIES)
-    assert {name: run_hash(changed(config, runs[name]).to_dict()) for name in scratch} == scratch
+    assert {name: run_hash(apply_changes(config, runs[name]).to_dict()) for name in scratch} == scratch
 
 
 def test_the_families_are_those_of_the_published_table_and_ours():

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import changed, raise_stopped
+from flash_lm.sweeps.grid import apply_changes, raise_stopped
 from flash_lm.training.train_loop import train
 from studies.protocol.jobs import Job, ShouldStop
 
@@ -36,7 +36,7 @@ def _of(job: Job, should_stop: ShouldStop) -> list[float]:
     steps = itertools.count(1)
     enough = lambda: should_stop() or next(steps) >= STEPS
     with tempfile.TemporaryDirectory() as folder:
-        train(changed(job.config, _QUIET), pathlib.Path(folder), enough)
+        train(apply_changes(job.config, _QUIET), pathlib.Path(folder), enough)
         raise_stopped(should_stop)
         lines = read_jsonl(pathlib.Path(folder) / "metrics.jsonl")
     return [line["loss"] for line in lines if line["split"] == "train"][:STEPS]

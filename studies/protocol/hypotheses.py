@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
-from flash_lm.runs.jsonl import Line, grouped
+from flash_lm.runs.jsonl import Line, group_lines
 from studies.protocol.ratios import (
     SEEDS,
     STRETCHES,
@@ -207,7 +207,7 @@ def timed_steps(times: Sequence[Line]) -> dict[str, Line]:
 
 def _timings(times: Sequence[Line]) -> Iterable[list[Line]]:
     """Lines of steps that took turns: other models, another machine or other rounds make another timing."""
-    return grouped(
+    return group_lines(
         [line | {"part": _part_of(line)} for line in times], "part", "config_hash", "device", "rounds"
     ).values()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.lib.timing import ROUNDS
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, positive, words_of
+from flash_lm.cli.types import local_path, positive, split_words
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.errors import InputError
 from flash_lm.runs.provenance import hash_of_files
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
         )
     config.data.mixture = study.mixture(arguments.corpus)
     parts = study.get_parts()
-    parts = parts_named(words_of(arguments.parts), parts) if arguments.parts else parts
+    parts = parts_named(split_words(arguments.parts), parts) if arguments.parts else parts
     if arguments.runs:
         texts = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:

@@ -6,7 +6,7 @@ Each has one seed, so this is no verdict and has words of its own.
 from collections.abc import Sequence
 
 from flash_lm.report.markdown import Columns, markdown_table
-from flash_lm.runs.jsonl import Line, grouped
+from flash_lm.runs.jsonl import Line, group_lines
 from studies.protocol.verdict import ALIKE, Rule
 
 FACTORS = (1.0, 0.5, 2.0)  # of our rate, at which each peer is trained, in the order of their worth
@@ -36,7 +36,7 @@ def implementations(lines: Sequence[Line]) -> list[Line]:
     Args:
         lines: of a study's runs; those of peers have `beside`, the model of ours in their part.
     """
-    return [_compared(own, lines) for own in grouped([line for line in lines if "beside" in line], "peer").values()]
+    return [_compared(own, lines) for own in group_lines([line for line in lines if "beside" in line], "peer").values()]
 
 
 def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:

@@ -9,7 +9,7 @@ from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.tuning import write_tuning
-from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
+from flash_lm.runs.jsonl import Line, group_lines, read_lines, write_jsonl
 from flash_lm.sweeps.tuning import best_values
 from studies.protocol.hypotheses import Hypothesis, step_name, timed_steps
 from studies.protocol.jobs import RATES, made_lines
@@ -73,8 +73,8 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
         part, without scores.
     """
     step_of = timed_steps(times)
-    scored = grouped([line for line in lines if line.get("split") == "test"], *_KEYS)
-    failed = grouped([line for line in lines if "failed" in line], *_MODEL)
+    scored = group_lines([line for line in lines if line.get("split") == "test"], *_KEYS)
+    failed = group_lines([line for line in lines if "failed" in line], *_MODEL)
     found = []
     for key, own in scored.items():
         perplexities, first = [line["perplexity"] for line in own], own[0]
@@ -107,7 +107,7 @@ def study_tables(lines: Sequence[Line]) -> str:
     Args:
         lines: of `summary`.
     """
-    return "\n\n".join(map(_table, grouped(lines, "part").values()))
+    return "\n\n".join(map(_table, group_lines(lines, "part").values()))
 
 
 def _table(lines: Sequence[Line]) -> str:
@@ -159,11 +159,11 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
     """
     lines = [line for line in lines if line["seeds"]]
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
-    several = {part for (part,), own in grouped(trained, "part").items() if len({x["share"] for x in own}) > 1}
+    several = {part for (part,), own in group_lines(trained, "part").items() if len({x["share"] for x in own}) > 1}
     curves = [line for line in trained if "minutes" in line and line["part"] in several]
     timed = [line for line in trained if "step_ms" in line and line["share"] == 1]
     placed = [line for line in lines if line.get("slices") == POSITIONS]
-    longest = {key: max(line["length"] for line in own) for key, own in grouped(placed, *_MODEL).items()}
+    longest = {key: max(line["length"] for line in own) for key, own in group_lines(placed, *_MODEL).items()}
     places: list[Line] = [
         line | {"place": _middle_of(line)} for line in placed if line["length"] == longest[line["part"], line["run"]]
     ]
@@ -174,7 +174,7 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
         ("context", places, "Quality by position in the row, the longest that was scored", (_against_place,)),
     ):
         if own:
-            rows = [[panel(of_part) for panel in axes] for of_part in grouped(own, "part").values()]
+            rows = [[panel(of_part) for panel in axes] for of_part in group_lines(own, "part").values()]
             plot_panels(rows, out / f"{name}.png", curve="run", names=names, title=title)
 
 

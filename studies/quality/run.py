@@ -15,8 +15,8 @@ from flash_lm.config.experiment import parse
 from flash_lm.data.slices import ALL
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.runs.jsonl import Line, grouped
-from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, train_whole
+from flash_lm.runs.jsonl import Line, group_lines
+from flash_lm.sweeps.grid import Changes, Runs, apply_changes, check_runs, train_to_end
 from flash_lm.sweeps.tuning import best_values, tune
 from studies.protocol.jobs import RATES, Job, ShouldStop, made_lines, study_hash
 
@@ -90,7 +90,7 @@ def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     for part in parts:
         check_runs(config, part.runs)
         found += [
-            Trunk(part, model, seed, changed(config, {**own, "seed": seed}))
+            Trunk(part, model, seed, apply_changes(config, {**own, "seed": seed}))
             for seed in part.seeds
             for model, own in part.runs.items()
         ]
@@ -146,9 +146,9 @@ def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts
         texts: identifies all texts.
     """
     schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
-    of_longest: Any = changed(config, schedule)
+    of_longest: Any = apply_changes(config, schedule)
     budget = steps * parse(config).data.tokens_per_batch
-    known = study_hash(changed(of_longest, changes), texts, budget)
+    known = study_hash(apply_changes(of_longest, changes), texts, budget)
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
         return tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
@@ -159,7 +159,7 @@ def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts
 def rates(out: pathlib.Path) -> dict[str, Line]:
     """The best line of each model's search, see `best_values`, by model."""
     found = {}
-    for (model,), own in grouped(made_lines(out, RATES), "model").items():
+    for (model,), own in group_lines(made_lines(out, RATES), "model").items():
         (found[model],) = best_values(own)
     return found
 
@@ -201,7 +201,7 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
     lines, data = [], parse(trunk.config).data
     further = [length for length in trunk.part.lengths if length <= trunk.config.model.max_length]
     for name, changes in schedules(trunk, rate, folder).items():
-        train_whole(changed(trunk.config, changes), folder / name, should_stop)
+        train_to_end(apply_changes(trunk.config, changes), folder / name, should_stop)
         if name == STABLE:
             continue
         whole = float(name) == 1

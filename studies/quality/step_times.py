@@ -13,7 +13,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
 from flash_lm.runs.provenance import config_hash, provenance
 from flash_lm.runs.run_folder import run_hash
-from flash_lm.sweeps.grid import Runs, changed
+from flash_lm.sweeps.grid import Runs, apply_changes
 from flash_lm.training.setup import build_experiment
 from studies.protocol.hypotheses import step_name
 from studies.quality.run import Part
@@ -53,7 +53,7 @@ def time_steps(
     lines, about = [], provenance(jax.devices()[0].device_kind)
     before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
-        own = {name: changed(config, runs[name]) for name in runs if baseline_of[name] == baseline}
+        own = {name: apply_changes(config, runs[name]) for name in runs if baseline_of[name] == baseline}
         known = {"device": about["device"], "config_hash": hash_of_group(own), "rounds": rounds}
         found = [line for line in before if known.items() <= line.items()]
         if not found:
@@ -96,4 +96,4 @@ def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list
 def one_microbatch(config: Any) -> ConfigDict:
     """The config whose step is one microbatch of the given one's."""
     accumulate, tokens = config.train.accumulate, parse(config).data.tokens_per_batch
-    return changed(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens // accumulate})
+    return apply_changes(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens // accumulate})

@@ -13,7 +13,7 @@ from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.train_loop import train
 from studies.protocol.jobs import RATES, Place, begun_here, finish, made_lines, make_jobs
 from studies.quality import __main__ as quality_program
@@ -82,11 +82,11 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     # The decay of a budget is its whole run.
     alone = trunks[0]._replace(part=trunks[0].part._replace(shares=(1.0,)))
     whole = schedules(alone, 2e-3, tmp_path)["1"]
-    train(changed(trunks[0].config, whole), tmp_path / "alone")
+    train(apply_changes(trunks[0].config, whole), tmp_path / "alone")
     assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[3]["loss"]
     # What has lines is not made again; another config is another study.
     assert run_trunks(trunks[:1], place) == [] and made_lines(out) == lines
-    other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
+    other = trunks[0]._replace(config=apply_changes(trunks[0].config, {"train.clip": 7.0}))
     fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
     for wrong, texts in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
         with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
@@ -282,7 +282,7 @@ def test_each_run_is_made_after_the_rate_of_its_model(tmp_path, without_training
     assert [name for name, _ in without_training[len(before) :]] == ["first_b_x_seed_3"]
     assert len(made_lines(out)) == len(lines) + 1
     with pytest.raises(InputError, match="second_a_seed_0 in .*runs.jsonl is of another config"):
-        make_jobs(lambda: jobs_of(changed(config, {"train.clip": 7.0}), two, models, 50, DATA, out), place)
+        make_jobs(lambda: jobs_of(apply_changes(config, {"train.clip": 7.0}), two, models, 50, DATA, out), place)
 
 
 def test_parts_are_chosen_by_name(tmp_path):

@@ -11,7 +11,7 @@ from small import small_config, write_corpus
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.train_loop import train
 from studies.protocol.jobs import begun_here, made_lines
 from studies.quality import train_peers
@@ -60,7 +60,7 @@ def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
     trunk = trunks[0]
     lines = script.make(script.PeerRun("uniform", trunk, 2e-3), sys.executable, tmp_path / "peer")
     ((_, schedule),) = schedules(trunk, 2e-3, tmp_path).items()
-    train(changed(trunk.config, schedule), tmp_path / "ours")
+    train(apply_changes(trunk.config, schedule), tmp_path / "ours")
     ours = [evaluate(tmp_path / "ours", split, blocks=script.BLOCKS)[0] for split in script.SPLITS]
     for line, own in zip(lines, ours, strict=True):
         same = ("split", "tokens", "bytes", "tokens_blocks", "corpus", "corpus_hash", "length", "step", "batch_tokens")
@@ -140,7 +140,7 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
 
 
 def test_lines_of_a_peer_stand_when_ours_starts_otherwise(script, trunks, tmp_path):
-    of = lambda key, value: trunks[0]._replace(config=changed(trunks[0].config, {key: value}))
+    of = lambda key, value: trunks[0]._replace(config=apply_changes(trunks[0].config, {key: value}))
     known = lambda trunk, rate=2e-3, data="texts": script.PeerRun("uniform", trunk, rate).job(data, tmp_path).known
     assert known(of("model.residual_init", "as_init")) == known(of("model.residual_init", "depth")) == known(trunks[0])
     others = known(of("model.mlp_dim", 99)), known(trunks[0], 1e-3), known(trunks[0], data="others")

@@ -22,14 +22,14 @@ import numpy as np
 from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, shape_of
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.run import run
-from flash_lm.cli.types import words_of
+from flash_lm.cli.types import split_words
 from flash_lm.config.experiment import parse
 from flash_lm.data.batches import evaluation_batches
-from flash_lm.data.share import whole_batch
+from flash_lm.data.share import single_host_share
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import hash_of_files, provenance
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.evaluation import block_sums, compute_scores
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
@@ -80,7 +80,7 @@ class PeerRun(NamedTuple):
             texts: identifies all texts.
             python: of the peers' environment.
         """
-        config = changed(self.ours.config, {"model.residual_init": "as_init"})
+        config = apply_changes(self.ours.config, {"model.residual_init": "as_init"})
         known = study_hash(config, texts, self.peer, self.rate)
         return Job(self.name, self.at, known, lambda folder, should_stop: make(self, python, folder))
 
@@ -124,7 +124,10 @@ def write_batches(experiment: Experiment, steps: int, folder: pathlib.Path) -> d
     """Writes the batches of training and of the splits to score; returns the bytes of text of each split's targets."""
     training = experiment.training_batches(experiment.share())
     _write(folder / "train.npz", [next(training) for _ in range(steps)])
-    share, per_token = whole_batch(experiment.config.data.batch_size), experiment.corpus.tokenizer.bytes_per_token()
+    share, per_token = (
+        single_host_share(experiment.config.data.batch_size),
+        experiment.corpus.tokenizer.bytes_per_token(),
+    )
     found = {}
     for split in SPLITS:
         chosen = list(evaluation_batches(experiment.evaluation_rows(split), share))
@@ -146,7 +149,7 @@ def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Lin
         RunError: the peer cannot be built or trained, or has another size.
     """
     ((name, changes),) = schedules(asked.ours, asked.rate, folder).items()
-    experiment = build_experiment(parse(changed(asked.ours.config, changes)))
+    experiment = build_experiment(parse(apply_changes(asked.ours.config, changes)))
     config, train = experiment.config, experiment.config.train
     schedule = learning_rate(train)
     question: Line = {
@@ -203,7 +206,7 @@ def main(argv: list[str]) -> None:
     config.data.mixture = study.mixture(arguments.corpus)
     trunks = trunks_of(config, [part for part in study.get_parts() if part.name == PART])
     texts = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
-    jobs = [x.job(texts, arguments.python) for x in runs_of(words_of(arguments.peers), trunks, arguments.out)]
+    jobs = [x.job(texts, arguments.python) for x in runs_of(split_words(arguments.peers), trunks, arguments.out)]
     place = Place(arguments.out, arguments.runs, lambda: False)
     finish(make_jobs(lambda: jobs, place), place)
 

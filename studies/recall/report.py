@@ -3,7 +3,7 @@
 import pathlib
 import statistics
 
-from flash_lm.report.figure import drawing, style
+from flash_lm.report.figure import new_figure, style
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
 from studies.protocol.rates import at_best_rate
@@ -76,7 +76,7 @@ def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
     """Accuracy against bytes of state and against milliseconds a token; one curve a model, over its widths."""
     axes_of = (("state_bytes", "bytes of decode state of a row"), ("ms_a_token", "milliseconds a token, 16 rows"))
     names = list(dict.fromkeys(line["model"] for line in lines))
-    with drawing(path, 1, len(axes_of), (7, 6 + 0.1 * len(names)), sharey=True) as (figure, grid):
+    with new_figure(path, 1, len(axes_of), (7, 6 + 0.1 * len(names)), sharey=True) as (figure, grid):
         for axes, (key, label) in zip(grid.flat, axes_of, strict=True):
             for i, name in enumerate(names):
                 points = sorted(

@@ -17,7 +17,7 @@ from flash_lm.models.facts import facts
 from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
-from flash_lm.sweeps.grid import changed, train_whole
+from flash_lm.sweeps.grid import apply_changes, train_to_end
 from studies.protocol.jobs import Job, ShouldStop, made_lines
 from studies.protocol.rates import rated_jobs
 from studies.recall.report import loss_of
@@ -40,7 +40,7 @@ class Model(NamedTuple):
 
     def of_run(self, rate: float, seed: int) -> Any:
         """The config of a run."""
-        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
+        return apply_changes(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
 def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
@@ -54,7 +54,7 @@ def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -
     found = []
     for width, name in itertools.product(widths, names):
         own: Any
-        family, own = variant(changed(config, {"model.model_dim": width}), name)
+        family, own = variant(apply_changes(config, {"model.model_dim": width}), name)
         own.model.update(family=family, vocab_size=own.data.mqar.words)
         found.append(Model(name, width, family, own))
     return found
@@ -68,7 +68,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
         Stopped: it was asked to stop; the run can go on.
     """
     config = model.of_run(rate, seed)
-    train_whole(config, folder, should_stop)
+    train_to_end(config, folder, should_stop)
     parts = evaluate(folder, "test", slices=("parts",))
     curve = validation_curve(folder)
     length = parse(config).data.length

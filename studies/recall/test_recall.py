@@ -8,7 +8,7 @@ from small import ROOT
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from studies.protocol.jobs import Place, made_lines, make_jobs
 from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
 from studies.recall.report import loss_of, plot_recall, recall_table, summary
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 def small():
     parts = ((16, 2, 64), (16, 4, 64))
     keys = {"words": 32, "train": parts, "validation": ((16, 2, 8),), "test": ((16, 2, 8), (16, 4, 24))}
-    config = changed(mqar_as_measured.get_config(), {f"data.mqar.{key}": x for key, x in keys.items()})
+    config = apply_changes(mqar_as_measured.get_config(), {f"data.mqar.{key}": x for key, x in keys.items()})
     config.model.update(max_length=16, num_layers=1, num_heads=1)
     config.data.tokens_per_batch = 8 * 16
     config.train.update(steps=2, warmup_steps=1, eval_every=0)
@@ -50,8 +50,8 @@ def test_the_config_of_the_page_is_of_todays_defaults():
     """The page trains it first: what a model is, but for its size and its convolution, is left to its family."""
     config, base = mqar.get_config().model, get_config().model
     sizes = {"family", "num_layers", "model_dim", "num_heads", "max_length", "gau", "chunks", "window", "linear"}
-    changed = {key for key in config if config[key] != base[key]}
-    assert changed <= sizes | {"short_convolution"} and config.short_convolution
+    apply_changes = {key for key in config if config[key] != base[key]}
+    assert apply_changes <= sizes | {"short_convolution"} and config.short_convolution
 
 
 @pytest.mark.slow
@@ -73,10 +73,10 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
         parts, targets = line["by_part"], {"2 pairs in 16 tokens": 16, "4 pairs in 16 tokens": 96}
         assert line["accuracy"] == pytest.approx(sum(parts[x] * n for x, n in targets.items()) / 112)
         assert line["targets"] == 112 and line["step"] == 2
-    config = changed(small(), {"model.model_dim": 8, "model.short_convolution": 2, "model.vocab_size": 32})
+    config = apply_changes(small(), {"model.model_dim": 8, "model.short_convolution": 2, "model.vocab_size": 32})
     expected = facts("linear_transformer", config.model, (16,), ()).state_bytes[16]
     assert {line["state_bytes"] for line in lines} == {expected}
-    other = models_of(changed(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
+    other = models_of(apply_changes(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
     with pytest.raises(InputError, match="linear_transformer.* is of another config"):
         study(other, bool)
 

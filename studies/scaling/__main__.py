@@ -19,7 +19,7 @@ import numpy as np
 
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
-from flash_lm.cli.types import words_of
+from flash_lm.cli.types import split_words
 from flash_lm.errors import InputError
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.results import newest_results
@@ -62,12 +62,12 @@ def main(argv: list[str]) -> None:
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config: Any = load_config(arguments.config, overrides)
     try:
-        budgets = [float(word) for word in words_of(arguments.budgets)]
+        budgets = [float(word) for word in split_words(arguments.budgets)]
     except ValueError:
         raise InputError(f"--budgets={arguments.budgets} must be numbers such as 1e13") from None
     if not config.model.vocab_size:
         raise InputError("a plan needs the number of words: set --config.model.vocab_size")
-    runs = plan(config, words_of(arguments.families), budgets)
+    runs = plan(config, split_words(arguments.families), budgets)
     if not runs:
         raise InputError(f"no size has 4 to 100 tokens a parameter at --budgets={arguments.budgets}: change them")
     arguments.out.write_text(sweep_file(arguments.config, overrides, runs), encoding="utf-8")

@@ -9,7 +9,7 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import complete
 from flash_lm.models.facts import training_flops
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.train_state import ModelFunction
 from studies.scaling import __main__ as scaling_program
 from studies.scaling.law import Law
@@ -24,7 +24,7 @@ def test_a_plan_is_a_sweep_of_its_budgets(tmp_path, capsys):
     config, runs = module.get_config(), module.get_runs(module.get_config())
     assert config.model.vocab_size == 2048 and len({x["model.family"] for x in runs.values()}) == 2
     for name, changes in runs.items():
-        run = parse(changed(config, changes))
+        run = parse(apply_changes(config, changes))
         model = ModelFunction(complete(run.model), seed=0)
         flops = training_flops(model.abstract, changes["train.tokens"], run.data.length)
         assert np.isclose(flops, 1e13, rtol=1e-4), name

@@ -5,7 +5,7 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from flash_lm.report.figure import drawing, style
+from flash_lm.report.figure import new_figure, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
 from studies.protocol.rates import at_best_rate
@@ -123,7 +123,7 @@ def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:
     lines = [line for line in lines if "perplexity" in line]
     panels = ["perplexity"] + ["step"] * (len({line["step"] for line in lines}) > 1)
     labels = {"perplexity": "perplexity a token (median, lowest, highest seed)", "step": "steps (median of the seeds)"}
-    with drawing(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
+    with new_figure(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
         for axes, key in zip(grid.flat, panels, strict=True):
             for i, task in enumerate(dict.fromkeys(line["task"] for line in lines)):
                 own = [line for line in lines if line["task"] == task]

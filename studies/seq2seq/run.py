@@ -10,7 +10,7 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
-from flash_lm.sweeps.grid import changed, train_whole
+from flash_lm.sweeps.grid import apply_changes, train_to_end
 from studies.protocol.jobs import ShouldStop
 
 
@@ -26,7 +26,7 @@ class Model(NamedTuple):
 
     def of_run(self, rate: float, seed: int) -> Any:
         """The config of a run."""
-        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
+        return apply_changes(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
 def models_of(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]:
@@ -36,7 +36,7 @@ def models_of(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]
         config: what all start from.
         keys: keys of each model, by its name.
     """
-    return [Model(name, changed(config, own)) for name, own in keys.items()]
+    return [Model(name, apply_changes(config, own)) for name, own in keys.items()]
 
 
 def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
@@ -46,7 +46,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
         NonfiniteError: the loss became non-finite.
         Stopped: it was asked to stop; the run can go on.
     """
-    train_whole(model.of_run(rate, seed), folder, should_stop)
+    train_to_end(model.of_run(rate, seed), folder, should_stop)
     (scores,) = evaluate(folder, "test", [])
     curve = validation_curve(folder)
     line = {

@@ -28,7 +28,7 @@ from flash_lm.errors import InputError
 from flash_lm.report.comparison import write_curves
 from flash_lm.report.results import newest_results
 from flash_lm.runs.jsonl import write_jsonl
-from flash_lm.sweeps.grid import changed, check_runs, raise_failures, raise_stopped, run_study
+from flash_lm.sweeps.grid import apply_changes, check_runs, raise_failures, raise_stopped, run_study
 from flash_lm.training.interrupt import stop_on_signal
 from studies.quality.step_times import time_steps
 from studies.tables.report import plot_quality_against_step_time, reproduction_table
@@ -47,7 +47,7 @@ def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
     is_data_set = any(file.suffix in DATA_SETS for file in (pathlib.Path(corpus), *pathlib.Path(corpus).rglob("*.*")))
     kind = "stdlib" if corpus == "stdlib" else "hf" if is_data_set else "text"
     local: dict[str, Any] = {"data.corpus": kind, "data.streaming": False, "data.name": None, "data.config": None}
-    return changed(config, local | {"data.path": None if kind == "stdlib" else corpus})
+    return apply_changes(config, local | {"data.path": None if kind == "stdlib" else corpus})
 
 
 def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str], split: str) -> list[str]:
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
     workdirs = [arguments.out / "runs" / name for name in runs]
     if arguments.commands:
         for name, workdir in zip(runs, workdirs, strict=True):
-            words = words_between(table.get_config(), changed(config, runs[name]))
+            words = words_between(table.get_config(), apply_changes(config, runs[name]))
             print("\n".join(commands(arguments.commands, arguments.table, workdir, words, arguments.split)))
         return
     check_runs(config, runs)
@@ -124,7 +124,7 @@ def main(argv: list[str]) -> None:
         raise_stopped(should_stop)
         print("no run has finished yet: run the same command again to continue")
         return
-    accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
+    accumulate: Any = {name: apply_changes(config, runs[name])["train"]["accumulate"] for name in runs}
     step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}
     paper = {name: {"paper": figure} for name, figure in figures.items()}
     lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]

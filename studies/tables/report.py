@@ -2,7 +2,7 @@
 
 import pathlib
 
-from flash_lm.report.figure import drawing, round_ticks, style
+from flash_lm.report.figure import new_figure, round_ticks, style
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
 
@@ -43,7 +43,7 @@ def plot_quality_against_step_time(lines: list[Line], metric: str, path: pathlib
         path: the PNG to write.
         title: the title, which says what was trained.
     """
-    with drawing(path, 1, 1, (9, 6)) as (_, ((axes,),)):
+    with new_figure(path, 1, 1, (9, 6)) as (_, ((axes,),)):
         names = prominent(lines, metric)
         families = dict.fromkeys(line["family"] for line in lines)
         grey = [family for family in families if not names & {x["run"] for x in lines if x["family"] == family}]

@@ -23,7 +23,7 @@ from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.interrupt import stop_on_signal
 from studies.protocol.jobs import Place, finish
 from studies.transfer import config as design
@@ -85,7 +85,7 @@ def study(data: pathlib.Path) -> Transfer:
     """The study on a folder of data."""
     places = {"data.path": str(data / "labelled"), "data.tokenizer_path": str(data / _TOKENIZER)}
     return Transfer(
-        changed(design.get_config(), {**places, "task": "classify", "data.label_column": "label"}),
+        apply_changes(design.get_config(), {**places, "task": "classify", "data.label_column": "label"}),
         design.FAMILIES,
         design.ARMS,
         {"unlabelled": {"data.path": str(data / "unlabelled")}, "own": {}},
@@ -120,7 +120,7 @@ def baselines(transfer: Transfer) -> list[Line]:
 
     found = []
     for share in transfer.shares:
-        config: Any = changed(transfer.config, {"data.label_share": share})
+        config: Any = apply_changes(transfer.config, {"data.label_share": share})
         splits: Any = load_splits(config.data)
         labels = {name: split.labels for name, split in splits.splits.items()}
         often = np.bincount(labels["train"]).argmax()

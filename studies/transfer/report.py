@@ -11,7 +11,7 @@ from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
-from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
+from flash_lm.runs.jsonl import Line, group_lines, read_lines, write_jsonl
 from studies.protocol.jobs import PRETRAINING, made_lines
 from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, by_seeds
 
@@ -142,7 +142,7 @@ def summary(lines: Sequence[Line]) -> list[Line]:
         `failed`; without scores if all seeds failed.
     """
     found = []
-    for (family, arm, share), own in grouped(lines, "family", "arm", "share").items():
+    for (family, arm, share), own in group_lines(lines, "family", "arm", "share").items():
         scored = [line for line in own if "failed" not in line]
         line = {"family": family, "arm": arm, "share": share}
         line |= {"rate": own[0]["rate"]} if "rate" in own[0] else {}

@@ -18,7 +18,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.errors import NonfiniteError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
-from flash_lm.sweeps.grid import Changes, changed, check_runs, train_whole
+from flash_lm.sweeps.grid import Changes, apply_changes, check_runs, train_to_end
 from flash_lm.sweeps.tuning import best_values, tune
 from studies.protocol.jobs import PRETRAINING, RATES, Job, Place, ShouldStop, make_jobs, study_hash
 
@@ -73,7 +73,7 @@ class Transfer(NamedTuple):
         """The config of an arm."""
         parent = {"train.init_from": str(_parent(runs, family, arm.corpus))} if arm.corpus else {}
         own = {"model.family": family, "data.label_share": share, "seed": seed}
-        return changed(self.config, {**own, **parent, **arm.changes})
+        return apply_changes(self.config, {**own, **parent, **arm.changes})
 
 
 def run_transfer(study: Transfer, place: Place) -> list[str]:
@@ -109,7 +109,7 @@ def _jobs(study: Transfer, family: str, place: Place) -> list[Job]:
     rates: dict[str, Job] = {}
     found: list[Job] = []
     for corpus in study.corpora:
-        config, name = changed(study.config, study.pretrained(family, corpus)), _parent(runs, family, corpus).name
+        config, name = apply_changes(study.config, study.pretrained(family, corpus)), _parent(runs, family, corpus).name
         make = lambda folder, stop, config=config, corpus=corpus: _pretrain(config, family, corpus, runs, stop)
         about = {"family": family, "pretraining": corpus}
         pretrained[corpus] = Job(name, about, _hash(config, study.data, corpus), make, kind=PRETRAINING)
@@ -153,7 +153,7 @@ def _check(study: Transfer, family: str) -> None:
 def _pretrain(config: Any, family: str, corpus: str, runs: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
     folder = _parent(runs, family, corpus)  # and not the job's own, which goes when its lines are written
     try:
-        train_whole(config, folder, should_stop)
+        train_to_end(config, folder, should_stop)
     except NonfiniteError:
         shutil.rmtree(folder)
         raise
@@ -179,7 +179,7 @@ def _run(config: Any, tuned: list[Line], folder: pathlib.Path, should_stop: Shou
     if "failed" in best:
         return [at | {"failed": f"no learning rate stays finite: {best['failed']}"}]
     try:
-        train_whole(changed(config, {"train.learning_rate": best["value"]}), folder, should_stop)
+        train_to_end(apply_changes(config, {"train.learning_rate": best["value"]}), folder, should_stop)
         return [score | at for score in evaluate(folder, "test")]
     except NonfiniteError as error:
         return [at | {"failed": str(error)}]
@@ -197,7 +197,7 @@ def _parent(runs: pathlib.Path, family: str, corpus: str) -> pathlib.Path:
 def _hash(config: Any, *more: Any) -> str:
     """Of a config and what else a task depends on; where files lie does not matter."""
     places = {"train.init_from": None, "data.tokenizer_path": None}
-    return study_hash(changed(config, places), *more)
+    return study_hash(apply_changes(config, places), *more)
 
 
 def _word(*parts: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flash_lm.data.batches import IndexedBatches, evaluation_batches
-from flash_lm.data.share import Share, whole_batch
+from flash_lm.data.share import Share, single_host_share
 
 
 class Numbers:
@@ -30,7 +30,7 @@ def rows(batches, count) -> list[list[int]]:
 
 def test_each_epoch_has_each_row_once_in_another_order():
     # 10 rows in batches of 4: an epoch ends in the middle of a batch.
-    flat = sum(rows(IndexedBatches(Numbers(10), whole_batch(4), seed=0, start_step=0), 5), [])
+    flat = sum(rows(IndexedBatches(Numbers(10), single_host_share(4), seed=0, start_step=0), 5), [])
     assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(1, 11))
     assert flat[:10] != flat[10:]
     assert flat[:10] != list(range(1, 11))
@@ -39,24 +39,25 @@ def test_each_epoch_has_each_row_once_in_another_order():
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 7])
 def test_batches_of_any_size(batch_size):
     flat = sum(
-        rows(IndexedBatches(Numbers(10), whole_batch(batch_size), seed=0, start_step=0), 20 // batch_size + 1), []
+        rows(IndexedBatches(Numbers(10), single_host_share(batch_size), seed=0, start_step=0), 20 // batch_size + 1), []
     )
     assert sorted(flat[:10]) == sorted(flat[10:20]) == list(range(1, 11))
 
 
 def test_resuming_needs_only_the_step():
-    whole = rows(IndexedBatches(Numbers(10), whole_batch(4), seed=3, start_step=0), 12)
+    whole = rows(IndexedBatches(Numbers(10), single_host_share(4), seed=3, start_step=0), 12)
     for start in range(8):
         assert (
-            rows(IndexedBatches(Numbers(10), whole_batch(4), seed=3, start_step=start), 4) == whole[start : start + 4]
+            rows(IndexedBatches(Numbers(10), single_host_share(4), seed=3, start_step=start), 4)
+            == whole[start : start + 4]
         )
-    assert rows(IndexedBatches(Numbers(10), whole_batch(4), seed=4, start_step=0), 12) != whole
+    assert rows(IndexedBatches(Numbers(10), single_host_share(4), seed=4, start_step=0), 12) != whole
 
 
 @pytest.mark.parametrize("shares", [[(0, 1), (2, 3)], [(0, 3), (1, 2)], [(2,), (0,), (3,), (1,)]], ids=str)
 def test_hosts_share_each_batch(shares):
     """Whichever rows they have: each puts those of one host where they belong."""
-    whole = rows(IndexedBatches(Numbers(10), whole_batch(4), seed=3, start_step=2), 6)
+    whole = rows(IndexedBatches(Numbers(10), single_host_share(4), seed=3, start_step=2), 6)
     parts = [rows(IndexedBatches(Numbers(10), Share(4, mine), seed=3, start_step=2), 6) for mine in shares]
     for step, batch in enumerate(whole):
         for mine, part in zip(shares, parts, strict=True):
@@ -76,14 +77,14 @@ def test_evaluation_has_each_row_once_and_pads_the_last_batch(shares):
 @pytest.mark.parametrize(("limit", "starts"), [(1, [1]), (2, [1, 49]), (3, [1, 33, 65]), (24, None), (30, None)])
 def test_a_limited_evaluation_is_spread_over_the_split(limit, starts):
     """Its rows may be sorted by label; 96 of them are 24 batches."""
-    found = [batch[0] for batch in rows(evaluation_batches(Numbers(96), whole_batch(4), limit=limit), 99)]
+    found = [batch[0] for batch in rows(evaluation_batches(Numbers(96), single_host_share(4), limit=limit), 99)]
     assert found == (starts or list(range(1, 97, 4)))
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_rows_of_an_evaluation_do_not_depend_on_how_a_batch_is_cut(limit):
     """90 rows in batches of 8 are 11 and a part of one; a limit counts whole batches."""
-    whole = sum(rows(evaluation_batches(Numbers(90), whole_batch(8), limit=limit), 99), [])
+    whole = sum(rows(evaluation_batches(Numbers(90), single_host_share(8), limit=limit), 99), [])
     for parts in (2, 4):
-        found = sum(rows(evaluation_batches(Numbers(90), whole_batch(8 // parts), limit, parts), 99), [])
+        found = sum(rows(evaluation_batches(Numbers(90), single_host_share(8 // parts), limit, parts), 99), [])
         assert [row for row in found if row] == [row for row in whole if row]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flash_lm.data.carried import CarriedBatches, carried_once
-from flash_lm.data.share import Share, whole_batch
+from flash_lm.data.share import Share, single_host_share
 from flash_lm.data.tokenized_text import TokenizedText
 
 LENGTH, BEGIN, END = 8, 1, 2
@@ -52,7 +52,7 @@ def inputs_of(store: TokenizedText) -> list[list[int]]:
 
 @pytest.mark.parametrize("streams", [1, 3, 8, 11])
 def test_every_document_once(streams):
-    assert sorted(read(carried_once(text(), LENGTH, whole_batch(streams)))) == sorted(inputs_of(text()))
+    assert sorted(read(carried_once(text(), LENGTH, single_host_share(streams)))) == sorted(inputs_of(text()))
 
 
 def rows_of_an_epoch(sizes=SIZES) -> int:
@@ -62,7 +62,7 @@ def rows_of_an_epoch(sizes=SIZES) -> int:
 @pytest.mark.parametrize("streams", [1, 3])
 def test_each_epoch_has_each_document_once_in_another_order(streams):
     batches = 3 * (rows_of_an_epoch() + 40) // streams
-    found = read(itertools.islice(CarriedBatches(text(), LENGTH, whole_batch(streams), seed=0), batches))
+    found = read(itertools.islice(CarriedBatches(text(), LENGTH, single_host_share(streams), seed=0), batches))
     expected, count = sorted(inputs_of(text())), len(SIZES)
     if streams == 1:  # with more, documents of two epochs end in mixed order
         assert sorted(found[:count]) == sorted(found[count : 2 * count]) == expected
@@ -71,7 +71,9 @@ def test_each_epoch_has_each_document_once_in_another_order(streams):
 
 
 def test_the_order_depends_on_the_seed():
-    first = [read(itertools.islice(CarriedBatches(text(), LENGTH, whole_batch(1), seed=s), 18)) for s in (0, 0, 1)]
+    first = [
+        read(itertools.islice(CarriedBatches(text(), LENGTH, single_host_share(1), seed=s), 18)) for s in (0, 0, 1)
+    ]
     assert first[0] == first[1] != first[2]
 
 
@@ -83,26 +85,26 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("start", [1, 5, 30])
 def test_resuming_needs_only_the_step(start):
-    whole = list(itertools.islice(CarriedBatches(text(), LENGTH, whole_batch(3), seed=4), start + 6))
-    again = CarriedBatches(text(), LENGTH, whole_batch(3), seed=4, start_step=start)
+    whole = list(itertools.islice(CarriedBatches(text(), LENGTH, single_host_share(3), seed=4), start + 6))
+    again = CarriedBatches(text(), LENGTH, single_host_share(3), seed=4, start_step=start)
     assert_same(itertools.islice(again, 6), whole[start:])
 
 
 @pytest.mark.parametrize("shares", [[(0, 1), (2, 3)], [(0, 3), (1, 2)]], ids=str)
 def test_hosts_share_each_batch(shares):
-    whole = list(itertools.islice(CarriedBatches(text(), LENGTH, whole_batch(4), seed=4), 20))
+    whole = list(itertools.islice(CarriedBatches(text(), LENGTH, single_host_share(4), seed=4), 20))
     for mine in shares:
         part = itertools.islice(CarriedBatches(text(), LENGTH, Share(4, mine), seed=4), 20)
         assert_same(part, [{name: x[list(mine)] for name, x in batch.items()} for batch in whole])
 
 
 def test_a_limit_ends_the_batches_early():
-    assert len(list(carried_once(text(), LENGTH, whole_batch(2), limit=3))) == 3
+    assert len(list(carried_once(text(), LENGTH, single_host_share(2), limit=3))) == 3
 
 
 def test_the_first_tokens_of_each_document():
     """In whole rows: of 20 tokens three rows of 8."""
     found = []
-    for batch in carried_once(text(), LENGTH, whole_batch(1), first=20):
+    for batch in carried_once(text(), LENGTH, single_host_share(1), first=20):
         found.extend(batch["positions_BxL"][batch["segment_ids_BxL"] > 0].tolist())
     assert len(found) == sum(min(size - 1, 24) for size in SIZES) and max(found) == 23

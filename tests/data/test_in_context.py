@@ -12,7 +12,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.carried import carried_once
 from flash_lm.data.corpus import SPLITS
-from flash_lm.data.share import whole_batch
+from flash_lm.data.share import single_host_share
 from flash_lm.data.splits import ROWS, load_splits
 from flash_lm.data.synthetic.bigrams import BigramOptions, best_log_probs
 from flash_lm.errors import InputError
@@ -112,7 +112,7 @@ def test_needles_by_depth(haystack):
 def test_a_long_text_in_rows_that_carry_is_the_same_text(haystack):
     whole = row_of(load("needle", 600, path=haystack, length=600), "test", 0, 600)
     examples = load("needle", 256, path=haystack, length=600).splits["test"]
-    batches = [batch for batch, _ in zip(carried_once(examples, 256, whole_batch(1)), range(3), strict=False)]
+    batches = [batch for batch, _ in zip(carried_once(examples, 256, single_host_share(1)), range(3), strict=False)]
     for name, expected in whole.items():
         found = np.concatenate([batch[name][0] for batch in batches])
         assert found[:600].tolist() == expected.tolist(), name

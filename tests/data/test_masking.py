@@ -10,7 +10,7 @@ from flash_lm.data.batches import FixedRows, IndexedBatches
 from flash_lm.data.corpus import cut
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS, empty_row
-from flash_lm.data.share import Share, whole_batch
+from flash_lm.data.share import Share, single_host_share
 from flash_lm.data.tokenized_text import encode_in_memory
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, train_sentencepiece
@@ -80,7 +80,7 @@ def flat(batches, name, count):
 def test_masks_follow_the_example_and_change_with_the_epoch(rows):
     n, masking = len(rows), Masking(BYTES, 0.3)
     settings = {"seed": 5, "start_step": 0, "transform": masking}
-    batches = flat(IndexedBatches(rows, whole_batch(4), **settings), "inputs_BxL", -(-2 * n // 4))
+    batches = flat(IndexedBatches(rows, single_host_share(4), **settings), "inputs_BxL", -(-2 * n // 4))
     expected = {epoch: {masking(rows[i], 5, epoch, i)["inputs_BxL"].tobytes() for i in range(n)} for epoch in (0, 1)}
     for epoch in (0, 1):
         got = {x.tobytes() for x in batches[epoch * n : (epoch + 1) * n]}
@@ -91,7 +91,7 @@ def test_masks_follow_the_example_and_change_with_the_epoch(rows):
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_masks_do_not_depend_on_hosts_or_on_where_one_resumes(rows, hosts):
     masking = Masking(BYTES, 0.3)
-    whole = flat(IndexedBatches(rows, whole_batch(4), seed=1, start_step=0, transform=masking), "inputs_BxL", 12)
+    whole = flat(IndexedBatches(rows, single_host_share(4), seed=1, start_step=0, transform=masking), "inputs_BxL", 12)
     shares = [
         flat(IndexedBatches(rows, Share(4, mine), seed=1, start_step=3, transform=masking), "inputs_BxL", 9)
         for mine in np.arange(4).reshape(hosts, -1).tolist()

@@ -11,12 +11,12 @@ from small import small_config, write_corpus
 from flash_lm.config.experiment import parse
 from flash_lm.data.batches import IndexedBatches
 from flash_lm.data.packing import StreamRows
-from flash_lm.data.share import Share, whole_batch
+from flash_lm.data.share import Share, single_host_share
 from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train
 
@@ -34,7 +34,7 @@ def config(tmp_path):
             file.parent.mkdir(exist_ok=True)
             file.write_text(f"{number} {name * (30 + 100 * 'abc'.index(name))}\n" * 4)
     mixture = tuple((str(tmp_path / name), share) for name, share in zip("abc", SHARES, strict=True))
-    return changed(small_config("", tmp_path / "cache"), {"data.path": None, "data.mixture": mixture})
+    return apply_changes(small_config("", tmp_path / "cache"), {"data.path": None, "data.mixture": mixture})
 
 
 class Numbers:
@@ -61,7 +61,7 @@ def numbers(share, start=0, seed=0, batches=1, transform=None):
 
 def test_each_part_has_its_share_at_any_time():
     """Of the first n rows, to within one row and a half of each part, for every n."""
-    rows = numbers(whole_batch(10), batches=60)
+    rows = numbers(single_host_share(10), batches=60)
     part = np.array([next(i for i, r in enumerate(RANGES) if row in r) for row in rows])
     for i, share in enumerate(SHARES):
         ahead = np.cumsum(part == i) - share * np.arange(1, len(rows) + 1)
@@ -80,14 +80,16 @@ def test_shares_stay_exact():
     ranges = [range(1000), range(1000, 2000), range(2000, 3000)]
     mixture = list(zip(ranges, shares, strict=True))
     for start in (0, 10**6, 10**9):
-        found = IndexedBatches(Numbers(3000), whole_batch(10), seed=0, start_step=start // 10, mixture=mixture)
+        found = IndexedBatches(Numbers(3000), single_host_share(10), seed=0, start_step=start // 10, mixture=mixture)
         rows = np.array([int(x) for _ in range(2000) for x in next(found)["number"][:, 0]])
         for r, share in zip(ranges, shares, strict=True):
             mine = (rows >= r.start) & (rows < r.stop)
             assert abs(mine.sum() - 20_000 * share) <= 2, (start, share)
     epochs = []  # of the rows that follow on 10⁹: each part has used up its share of what came before
     note = lambda row, seed, epoch, number: epochs.append((number // 1000, epoch)) or row
-    found = IndexedBatches(Numbers(3000), whole_batch(10), seed=0, start_step=10**8, mixture=mixture, transform=note)
+    found = IndexedBatches(
+        Numbers(3000), single_host_share(10), seed=0, start_step=10**8, mixture=mixture, transform=note
+    )
     for _ in range(2000):
         next(found)
     for part, share in enumerate(shares):
@@ -95,18 +97,18 @@ def test_shares_stay_exact():
 
 
 def test_a_step_and_any_number_of_hosts_determine_the_rows():
-    whole = numbers(whole_batch(10), batches=30)
-    assert numbers(whole_batch(10), start=17, batches=13) == whole[170:]
+    whole = numbers(single_host_share(10), batches=30)
+    assert numbers(single_host_share(10), start=17, batches=13) == whole[170:]
     halves = [numbers(Share(10, mine), batches=30) for mine in (range(0, 5), range(5, 10))]
     joined = [x for i in range(30) for half in halves for x in half[5 * i : 5 * i + 5]]
     assert joined == whole
-    assert numbers(whole_batch(10), seed=1, batches=30) != whole
+    assert numbers(single_host_share(10), seed=1, batches=30) != whole
 
 
 def test_random_choices_differ_by_part_and_epoch():
     seen = []
     note = lambda row, seed, epoch, number: seen.append((number, epoch)) or row
-    numbers(whole_batch(10), batches=30, transform=note)
+    numbers(single_host_share(10), batches=30, transform=note)
     assert len(set(seen)) == len(seen) and max(epoch for _, epoch in seen) > 5
 
 
@@ -119,7 +121,7 @@ def test_a_mixture_is_the_text_of_its_parts(config):
         found: Any = experiment.evaluation_rows(split)
         start = 0
         for number, (place, _) in enumerate(config.data.mixture):
-            own = load_splits(parse(changed(config, {"data.mixture": (), "data.path": place})).data)
+            own = load_splits(parse(apply_changes(config, {"data.mixture": (), "data.path": place})).data)
             rows = StreamRows(own.splits[split], 32, own.tokenizer.begin)
             assert found.ranges[number] == range(start, start + len(rows))
             for i in range(len(rows)):
@@ -132,7 +134,7 @@ def test_a_mixture_is_the_text_of_its_parts(config):
 @pytest.mark.slow
 def test_batches_of_text_have_the_shares(config):
     experiment = build_experiment(parse(config))
-    batches = experiment.training_batches(whole_batch(8))
+    batches = experiment.training_batches(single_host_share(8))
     letters = collections.Counter()
     for _ in range(50):
         for row in next(batches)["inputs_BxL"]:
@@ -161,12 +163,12 @@ def test_a_run_resumes_and_scores_each_part(config, tmp_path):
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert saved["data"]["mixture"][0][1] == 0.5
     with pytest.raises(InputError, match=r"data.mixture=.* there"):
-        train(changed(config, {"data.mixture": config.data.mixture[:2]}), tmp_path / "run")
+        train(apply_changes(config, {"data.mixture": config.data.mixture[:2]}), tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_masked_models_learn_from_mixtures(config, tmp_path):
-    train(changed(config, {"task": "masked_lm", "data.masking.rate": 0.3}), tmp_path / "run")
+    train(apply_changes(config, {"task": "masked_lm", "data.masking.rate": 0.3}), tmp_path / "run")
     line = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
     assert {"loss/a", "loss/b", "loss/c"} <= line.keys()
 
@@ -187,24 +189,26 @@ def test_masked_models_learn_from_mixtures(config, tmp_path):
 )
 def test_what_cannot_be_mixed_is_refused(config, changes, message):
     with pytest.raises(InputError, match=message):
-        parse(changed(config, changes))
+        parse(apply_changes(config, changes))
 
 
 def test_a_part_without_text_is_named(config, tmp_path):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "one.txt").write_text("x")
     with pytest.raises(InputError, match=r"corpus text is too small|corpus d is too small"):
-        load_splits(parse(changed(config, {"data.mixture": (*config.data.mixture, (str(tmp_path / "d"), 1))})).data)
+        load_splits(
+            parse(apply_changes(config, {"data.mixture": (*config.data.mixture, (str(tmp_path / "d"), 1))})).data
+        )
     missing = (*config.data.mixture, (str(tmp_path / "nowhere"), 1))
     with pytest.raises(InputError, match="no file matches data.path=.*nowhere"):
-        load_splits(parse(changed(config, {"data.mixture": missing})).data)
+        load_splits(parse(apply_changes(config, {"data.mixture": missing})).data)
 
 
 @pytest.mark.slow
 def test_places_with_the_same_name_keep_their_places(config, tmp_path):
     other = write_corpus(tmp_path / "more" / "a")
     mixture = ((str(tmp_path / "a"), 1), (str(tmp_path / "more" / "a"), 1))
-    corpus = load_splits(parse(changed(config, {"data.mixture": mixture})).data)
+    corpus = load_splits(parse(apply_changes(config, {"data.mixture": mixture})).data)
     assert other and corpus.parts == tuple(place for place, _ in mixture)
     assert corpus.name == "a-a" and {x.name for x in tmp_path.iterdir()} == {*"abc", "more", "cache"}
     assert {x.name for x in (tmp_path / "a").iterdir()} == {f"{i}.txt" for i in range(8)}, "nothing beside the text"

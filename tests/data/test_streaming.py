@@ -15,7 +15,7 @@ from flash_lm.data import streaming
 from flash_lm.data.hugging_face import DatasetStream
 from flash_lm.data.masking import Masking
 from flash_lm.data.packing import PACKERS
-from flash_lm.data.share import Share, whole_batch
+from flash_lm.data.share import Share, single_host_share
 from flash_lm.data.streaming import StreamedBatches
 from flash_lm.data.tokenizer import ByteTokenizer
 from flash_lm.errors import InputError
@@ -41,7 +41,7 @@ def batches(folder, pack="documents", **settings):
     config = get_config()
     config.data.update(corpus="hf", path=str(folder), tokens_per_batch=512)
     stream = DatasetStream(parse(config).data, rows, held_out=0)
-    share = settings.pop("share", whole_batch(4))
+    share = settings.pop("share", single_host_share(4))
     return StreamedBatches(stream, BYTES, PACKERS[pack], 16, share, **{"seed": 0, "buffer": 0} | settings)
 
 

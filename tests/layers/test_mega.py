@@ -12,7 +12,7 @@ from oracles.segments import visibility
 
 from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete
-from flash_lm.layers.context import of_rows
+from flash_lm.layers.context import make_context
 
 LENGTH, WIDTH = 40, 16  # three chunks
 
@@ -29,7 +29,7 @@ def test_ends(damping, decay):
     x = np.random.default_rng(0).normal(size=(1, LENGTH, WIDTH)).astype(np.float32)
 
     def run(average, x):
-        return average({"averaged": x}, of_rows(LENGTH, causal=True))["averaged"]
+        return average({"averaged": x}, make_context(LENGTH, causal=True))["averaged"]
 
     p = {
         name: np.asarray(getattr(average, name)[...], np.float64) for name in ("damping", "decay", "into", "out", "own")

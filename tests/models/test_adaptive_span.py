@@ -9,7 +9,7 @@ from flash_lm.errors import InputError
 from flash_lm.ops import banded_softmax, blocked_attention
 from flash_lm.ops.adaptive_span import log_mask, reach
 from flash_lm.ops.segments import whole_row
-from flash_lm.ops.visibility import sight_of
+from flash_lm.ops.visibility import document_key_span
 from models.cases import PACKED, SHAPE, Case, assert_close, assert_trees_close, case, real, tokens
 
 ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
@@ -56,8 +56,8 @@ def test_blocks_beyond_the_largest_span_are_not_visited(monkeypatch):
     @jax.jit
     def attend(span_H):
         bias = lambda distance: log_mask(span_H, distance, 4)
-        sight = sight_of(whole_row(64), causal=True, window=reach(span_H, 4))
-        return banded_softmax.banded_softmax(q, k, v, sight, scale=0.5, window=8, bias=bias).out_BxHxLxE
+        key_span = document_key_span(whole_row(64), causal=True, window=reach(span_H, 4))
+        return banded_softmax.banded_softmax(q, k, v, key_span, scale=0.5, window=8, bias=bias).out_BxHxLxE
 
     out = attend(jnp.array([3.0, 11.5]))
     assert np.isfinite(out[:, :, 32:]).all()  # 15.5 places back from 32 are in the third block

@@ -9,7 +9,7 @@ from oracles import families as oracle_families
 
 import flash_lm
 from flash_lm.families.family import FAMILIES
-from flash_lm.layers.context import of_rows
+from flash_lm.layers.context import make_context
 from models.cases import LENGTH, SHAPE, case
 
 each = pytest.mark.parametrize("family", [name for name in FAMILIES if oracle_families.FAMILIES[name].forgets])
@@ -84,7 +84,7 @@ def test_slow_heads_forget_in_bfloat16_too():
     """1 − 2⁻⁹ is 1 in bfloat16: from the fifth head on RetNet would keep everything."""
     mixer = flash_lm.build_mixer("retnet", model_dim=32, num_heads=16, rotary=False, rngs=nnx.Rngs(0))
     maps = mixer.sublayer.maps(jnp.ones((1, 3, 32), jnp.bfloat16))
-    log_decay = mixer.sublayer.arrange(maps, of_rows(3, causal=True)).by.log_decay_BxHxL
+    log_decay = mixer.sublayer.arrange(maps, make_context(3, causal=True)).by.log_decay_BxHxL
     assert log_decay.dtype == jnp.float32
     np.testing.assert_allclose(log_decay[0, :, 0], np.log1p(-(2.0 ** -(5 + np.arange(16)))), rtol=1e-6)
     assert (jnp.exp(log_decay) < 1).all()

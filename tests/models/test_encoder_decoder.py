@@ -13,8 +13,8 @@ from oracles.language_model import cross_entropy
 from flash_lm import build_model
 from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
-from flash_lm.families.encoder import encoder_of
-from flash_lm.families.family import FAMILIES, complete, of_layers, unread
+from flash_lm.families.encoder import encoder_config
+from flash_lm.families.family import FAMILIES, complete, layer_configs, unused_keys
 from flash_lm.models.model_inputs import ModelInputs
 from models.cases import (
     BATCH,
@@ -306,7 +306,7 @@ def test_keys_set_by_hand_hold_for_both_towers_and_those_of_the_encoder_for_itse
 def test_a_unit_beside_cross_attention_starts_smaller_by_default():
     """Its own unit adds little at first, the cross attention of its layer does not."""
     config = complete(parse_model(model_config("flash_quad", True, **{"encoder.family": "flash_quad"})))
-    reading, read = of_layers(config), of_layers(encoder_of(config))
+    reading, read = layer_configs(config), layer_configs(encoder_config(config))
     assert {x.residual_init for x in reading} == {"depth"} and {x.residual_init for x in read} == {"as_init"}
 
 
@@ -339,12 +339,12 @@ def test_without_ids_all_documents_see_the_whole_source():
 def test_keys_that_are_read():
     """The kind of the cross attention, and the family of the encoder, read keys too."""
     towers = ["flash_quad", "flash_quad"]
-    assert "model.num_heads" in unread(towers) and "model.num_heads" in unread(towers, "gau")
-    assert "model.num_heads" not in unread(towers, "softmax")
-    assert "model.cross.shared_dim" in unread(towers, "softmax") and "model.cross.shared_dim" not in unread(
+    assert "model.num_heads" in unused_keys(towers) and "model.num_heads" in unused_keys(towers, "gau")
+    assert "model.num_heads" not in unused_keys(towers, "softmax")
+    assert "model.cross.shared_dim" in unused_keys(towers, "softmax") and "model.cross.shared_dim" not in unused_keys(
         towers, "gau"
     )
-    assert "model.chunks.size" in unread(["transformer"]) and "model.chunks.size" not in unread(
+    assert "model.chunks.size" in unused_keys(["transformer"]) and "model.chunks.size" not in unused_keys(
         ["transformer", "flash"]
     )
 

@@ -11,7 +11,7 @@ from flash_lm.config.experiment import parse, parse_model
 from flash_lm.config.mesh import MESH_AXES
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
-from flash_lm.families.family import complete, of_layers
+from flash_lm.families.family import complete, layer_configs
 from flash_lm.inference.decode_params import DecodeParams
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays
@@ -145,14 +145,14 @@ def test_a_pattern_of_one_family_is_that_family():
 
 def test_each_layer_has_the_keys_of_its_family():
     config = complete(parse_model(model_config("flash", False, **KEYS, max_length=600)))
-    flash, softmax = of_layers(config)
+    flash, softmax = layer_configs(config)
     assert (flash.norm, softmax.norm) == ("scale", "scale")  # of the model
     assert (flash.absolute_positions, softmax.absolute_positions) == ("scaled_sinusoid",) * 2
     assert (softmax.mlp_dim, flash.mlp_dim) == (88, None) and flash.get("gau.expanded_dim") == 64
     assert (flash.rotary, softmax.rotary) == (True, True) and config.mlp_dim is None
     assert (flash.residual_init, softmax.residual_init) == ("as_init", "depth")
     by_hand = complete(parse_model(model_config("flash", True, **KEYS, mlp_dim=40, rotary=False)))
-    assert [(one.mlp_dim, one.rotary) for one in of_layers(by_hand)] == [(40, False)] * 2
+    assert [(one.mlp_dim, one.rotary) for one in layer_configs(by_hand)] == [(40, False)] * 2
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from flash_lm.errors import InputError
 from flash_lm.ops.offset_attention import attend_at_offsets, log_sparse_offsets
 from flash_lm.ops.segments import whole_row
-from flash_lm.ops.visibility import sight_of
+from flash_lm.ops.visibility import document_key_span
 from models.cases import LENGTH, PACKED, Case, assert_close, case, real, tokens
 from models.test_oracle import assert_logits_equal
 
@@ -56,14 +56,14 @@ def test_options_equal_the_oracle(causal, options):
 def test_gradients_are_those_of_the_plain_form():
     """The derivatives are our own; JAX differentiates the plain form, an L×L array."""
     q, k, v, pull = jax.random.normal(jax.random.key(0), (4, 2, 2, 40, 4))
-    sight = sight_of(whole_row(40), causal=False)
+    key_span = document_key_span(whole_row(40), causal=False)
     offsets = log_sparse_offsets(40, 3, 11, causal=False)
     there = np.isin(np.subtract.outer(np.arange(40), np.arange(40)), offsets)
 
     def plain(q, k, v):
         return jax.nn.softmax(jnp.where(there, q @ k.mT / 2, -jnp.inf), axis=-1) @ v
 
-    ours = lambda *x: attend_at_offsets(*x, sight, offsets, scale=0.5)
+    ours = lambda *x: attend_at_offsets(*x, key_span, offsets, scale=0.5)
     with jax.numpy_rank_promotion("allow"):
         found, expected = (jax.vjp(f, q, k, v)[1](pull) for f in (ours, plain))
     for mine, other in zip(found, expected, strict=True):

@@ -8,7 +8,7 @@ import pytest
 from oracles import families as oracle_families
 from oracles.language_model import cross_entropy
 
-from flash_lm.families.family import FAMILIES, unread
+from flash_lm.families.family import FAMILIES, unused_keys
 from models.cases import (
     CASE_IDS,
     CASES,
@@ -88,7 +88,7 @@ def test_defaults_of_the_open_keys(family, causal):
         shared = {name: x for name, x in vars(model.settings).items() if name not in {*sections, "layers"}}
         for key, value in (shared | of_sections).items():
             found = model.config.get(key)
-            assert found == value or (found is None and f"model.{key}" in unread([family])), key
+            assert found == value or (found is None and f"model.{key}" in unused_keys([family])), key
 
 
 def test_an_open_objective_means_causal():

@@ -50,7 +50,7 @@ class Free(Gain):
 class Fading(Free):
     """Each layer takes less."""
 
-    def of_layers(self, numbers_N):
+    def layer_arrays(self, numbers_N):
         return {"share": 1 / (1.0 + numbers_N)}
 
     def __call__(self, x_BxLxD, context):

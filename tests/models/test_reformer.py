@@ -9,8 +9,8 @@ from flax import nnx
 
 from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
-from flash_lm.families.family import FAMILIES, complete, unread
-from flash_lm.layers.context import of_rows
+from flash_lm.families.family import FAMILIES, complete, unused_keys
+from flash_lm.layers.context import make_context
 from models.cases import (
     ALIGNED,
     BATCH,
@@ -58,7 +58,7 @@ class Attention:
 
     def __call__(self, x_BxLxD, segment_ids=None) -> np.ndarray:
         ids = None if segment_ids is None else jnp.asarray(segment_ids)
-        return np.asarray(self._run(jnp.asarray(x_BxLxD), of_rows(x_BxLxD.shape[1], ids, causal=self.causal)))
+        return np.asarray(self._run(jnp.asarray(x_BxLxD), make_context(x_BxLxD.shape[1], ids, causal=self.causal)))
 
     def mapped(self, name: str, x_LxD: np.ndarray) -> np.ndarray:
         """The output of a linear map in float64."""
@@ -166,4 +166,4 @@ def test_keys_that_are_refused(keys, message):
 
 def test_positions_are_not_rotated():
     """A rotated vector would have another hash at another position."""
-    assert {"model.rotary", "model.rotary_base"} <= unread(["reformer"])
+    assert {"model.rotary", "model.rotary_base"} <= unused_keys(["reformer"])

@@ -8,7 +8,7 @@ from flax import nnx
 
 from flash_lm import build_mixer, build_model
 from flash_lm.config.experiment import parse_model
-from flash_lm.families.family import FAMILIES, complete, unread
+from flash_lm.families.family import FAMILIES, complete, unused_keys
 from flash_lm.models.llama import unsupported_keys
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.models.output_heads import HeadInputs, SoftmaxOptions
@@ -138,4 +138,6 @@ def test_neither_is_a_llama():
 
 
 def test_other_families_do_not_read_the_norm():
-    assert "model.query_key_norm" in unread(["flash"]) and "model.query_key_norm" not in unread(["transformer"])
+    assert "model.query_key_norm" in unused_keys(["flash"]) and "model.query_key_norm" not in unused_keys(
+        ["transformer"]
+    )

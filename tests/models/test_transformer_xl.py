@@ -12,8 +12,8 @@ from flash_lm import build_model
 from flash_lm.config.experiment import parse_model
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES, complete
-from flash_lm.layers.context import of_rows
-from flash_lm.ops.positions import skewed
+from flash_lm.layers.context import make_context
+from flash_lm.ops.positions import skew
 from models.cases import LENGTH, SHAPE, Case, assert_close, case, model_config, randomised, state_bytes, tokens
 
 DIM, SEGMENT = SHAPE["model_dim"], SHAPE["xl.segment"]
@@ -31,7 +31,7 @@ class Attention:
 
     def __call__(self, params, x_LxD) -> jax.Array:
         nnx.replace_by_pure_dict(self.state, jax.tree.map(jnp.asarray, params))
-        context = of_rows(len(x_LxD), causal=self.causal)
+        context = make_context(len(x_LxD), causal=self.causal)
         return nnx.merge(self.graph, self.state)(jnp.asarray(x_LxD, jnp.float32)[None], context)[0]
 
 
@@ -88,7 +88,7 @@ def test_nothing_stands_above_the_diagonal():
     """The published shift leaves scores of other queries there, which only a causal mask hides."""
     scores_CxW = jnp.arange(3)[:, None] * 100 + jnp.arange(9)[None]  # query i, and what it has at the w-th distance
     np.testing.assert_array_equal(
-        skewed(scores_CxW, 6), [[3, 4, 5, 6, 7, 8], [102, 103, 104, 105, 106, 107], [201, 202, 203, 204, 205, 206]]
+        skew(scores_CxW, 6), [[3, 4, 5, 6, 7, 8], [102, 103, 104, 105, 106, 107], [201, 202, 203, 204, 205, 206]]
     )
 
 

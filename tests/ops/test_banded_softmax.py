@@ -14,15 +14,15 @@ from flash_lm.ops import blocked_attention
 from flash_lm.ops.banded_softmax import (
     SoftmaxPart,
     banded_softmax,
-    folded,
-    folded_sight,
-    joined,
-    stretches_of,
-    unfolded,
+    choose_stretches,
+    fold_dilation,
+    fold_key_span,
+    merge_softmaxes,
+    unfold_dilation,
     windowed_softmax,
 )
 from flash_lm.ops.segments import find_segments, whole_row
-from flash_lm.ops.visibility import Sight, sight_of
+from flash_lm.ops.visibility import KeySpan, document_key_span
 from ops.test_segments import LENGTH, random_ids
 
 BATCH, HEADS, WINDOW, SCALE = 4, 2, 6, 0.7
@@ -67,8 +67,8 @@ def window_of(causal: bool, window: int = WINDOW) -> Callable[[int, int, int, in
     return lambda b, h, t, u: of_document[b](t, u) and abs(t - u) < window and (not causal or u <= t)
 
 
-def seen(causal: bool, window=WINDOW) -> Sight:
-    return sight_of(find_segments(jnp.asarray(IDS)), causal=causal, window=window)
+def seen(causal: bool, window=WINDOW) -> KeySpan:
+    return document_key_span(find_segments(jnp.asarray(IDS)), causal=causal, window=window)
 
 
 def assert_found(found: SoftmaxPart, expected) -> None:
@@ -138,7 +138,7 @@ def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
     first = 3
     whole, near = seen(True, None), seen(True)
     start = whole.first_BxL
-    ahead = Sight(whole.index_BxL, start, jnp.clip(start + first, start, jnp.maximum(near.first_BxL, start)))
+    ahead = KeySpan(whole.index_BxL, start, jnp.clip(start + first, start, jnp.maximum(near.first_BxL, start)))
     inputs = list(map(jnp.asarray, arrays))
     parts = [
         banded_softmax(*inputs, near, scale=SCALE, window=WINDOW),
@@ -151,7 +151,7 @@ def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
         return of_document[b](t, u) and (t - u < WINDOW or u - begin < first)
 
     out, _ = loops(arrays, sees)
-    np.testing.assert_allclose(joined(parts), out, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(merge_softmaxes(parts), out, rtol=1e-5, atol=1e-5)
 
 
 @forms
@@ -160,9 +160,11 @@ def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
 def test_a_window_with_gaps(dilation, causal, blocked, arrays, small_blocks):
     small_blocks(blocked)
     reach = (WINDOW - 1) * dilation + 1
-    sight = folded_sight(seen(causal, reach), dilation, BATCH)
-    part = banded_softmax(*(folded(jnp.asarray(x), dilation) for x in arrays), sight, scale=SCALE, window=WINDOW)
-    out, sums = (unfolded(x, dilation, LENGTH) for x in (part.out_BxHxLxE, part.log_sum_BxHxL[..., None]))
+    key_span = fold_key_span(seen(causal, reach), dilation, BATCH)
+    part = banded_softmax(
+        *(fold_dilation(jnp.asarray(x), dilation) for x in arrays), key_span, scale=SCALE, window=WINDOW
+    )
+    out, sums = (unfold_dilation(x, dilation, LENGTH) for x in (part.out_BxHxLxE, part.log_sum_BxHxL[..., None]))
     near = window_of(causal, reach)
     sees = lambda b, h, t, u: near(b, h, t, u) and (t - u) % dilation == 0
     assert_found(SoftmaxPart(out, sums[..., 0]), loops(arrays, sees))
@@ -181,12 +183,12 @@ def test_long_rows_are_cut_into_stretches(window, causal, ahead, monkeypatch):
     q, k, v, of_out = (jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in shapes)
     of_sum = jnp.asarray(random.standard_normal((2, HEADS, length)), jnp.float32)
     documents = np.concatenate([np.repeat([1, 2, 3], [ahead + 40, 80, 47]), np.repeat([1, 2, 0], [ahead + 93, 60, 14])])
-    whole = sight_of(find_segments(jnp.asarray(documents.reshape(2, -1))), causal=causal, window=window)
-    sight = Sight(*(jnp.broadcast_to(x, (2, ahead + length))[:, ahead:] for x in whole))
-    real = (sight.count() > 0)[:, None]
+    whole = document_key_span(find_segments(jnp.asarray(documents.reshape(2, -1))), causal=causal, window=window)
+    key_span = KeySpan(*(jnp.broadcast_to(x, (2, ahead + length))[:, ahead:] for x in whole))
+    real = (key_span.count() > 0)[:, None]
 
     def loss(attend: Callable[..., SoftmaxPart], q, k, v):
-        out, log_sum = attend(q, k, v, sight, scale=SCALE, window=window)
+        out, log_sum = attend(q, k, v, key_span, scale=SCALE, window=window)
         return (out * of_out).sum() + jnp.where(real, log_sum * of_sum, 0).sum(), (out, log_sum)
 
     def everything(attend: Callable[..., SoftmaxPart]):
@@ -195,14 +197,14 @@ def test_long_rows_are_cut_into_stretches(window, causal, ahead, monkeypatch):
     expected = everything(banded_softmax)
     monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
     monkeypatch.setattr(blocked_attention, "LARGEST", 4)
-    assert stretches_of(length, ahead + length, window).count > 1  # type: ignore
+    assert choose_stretches(length, ahead + length, window).count > 1  # type: ignore
     for one, other in zip(jax.tree.leaves(everything(windowed_softmax)), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_a_short_row_is_not_cut():
-    assert stretches_of(1024, 1024, 128) is None
-    assert stretches_of(8192, 8192, 128).count == 8  # type: ignore
+    assert choose_stretches(1024, 1024, 128) is None
+    assert choose_stretches(8192, 8192, 128).count == 8  # type: ignore
 
 
 def test_the_window_may_differ_by_layer(arrays, small_blocks):
@@ -227,8 +229,8 @@ def visits(length: int, window: int) -> int:
     """Pairs of blocks that are visited, times their area."""
     size = blocked_attention.block_size(length, window)
     index = jnp.arange(-(-length // size) * size, dtype=jnp.int32)[None]
-    sight = Sight(*(x.reshape(-1, 1, size) for x in (index, jnp.maximum(index - window + 1, 0), index + 1)))
-    first, stop = blocked_attention.blocks_seen(sight)
+    key_span = KeySpan(*(x.reshape(-1, 1, size) for x in (index, jnp.maximum(index - window + 1, 0), index + 1)))
+    first, stop = blocked_attention.blocks_seen(key_span)
     return int((stop - first).sum()) * size**2
 
 
@@ -238,8 +240,8 @@ def test_memory_and_work_grow_with_the_window_not_the_row():
         array = jax.ShapeDtypeStruct((1, 1, length, 8), jnp.float32)
 
         def loss(q, k, v, length=length):
-            sight = sight_of(whole_row(length), causal=True, window=window)
-            return banded_softmax(q, k, v, sight, scale=1.0, window=window).out_BxHxLxE.sum()
+            key_span = document_key_span(whole_row(length), causal=True, window=window)
+            return banded_softmax(q, k, v, key_span, scale=1.0, window=window).out_BxHxLxE.sum()
 
         program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(array, array, array)
         held[length] = max(sizes(program.jaxpr))

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.ops.gather_tokens import compacted
+from flash_lm.ops.gather_tokens import index_chosen
 from flash_lm.ops.segments import find_segments
-from flash_lm.ops.visibility import sight_of
+from flash_lm.ops.visibility import document_key_span
 from ops.test_segments import LENGTH, random_ids
 
 
@@ -14,12 +14,12 @@ def test_tokens_queries_and_keys():
     batch = len(ids)
     chosen = (random.random((batch, LENGTH)) < 0.3) & (ids > 0)
     most = int(chosen.sum(axis=1).max())
-    compact = compacted(jnp.asarray(chosen), most)
+    compact = index_chosen(jnp.asarray(chosen), most)
     x = random.standard_normal((batch, 2, LENGTH, 3)).astype(np.float32)
-    sight = sight_of(find_segments(jnp.asarray(ids)), causal=True)
-    taken, queries, keys = compact.take(jnp.asarray(x)), compact.queries(sight), compact.keys(sight)
+    key_span = document_key_span(find_segments(jnp.asarray(ids)), causal=True)
+    taken, queries, keys = compact.take(jnp.asarray(x)), compact.queries(key_span), compact.keys(key_span)
     back = np.asarray(compact.put_back(taken))
-    first, stop = (np.asarray(end) for end in (sight.first_BxL, sight.stop_BxL))
+    first, stop = (np.asarray(end) for end in (key_span.first_BxL, key_span.stop_BxL))
     for b in range(batch):
         places = np.flatnonzero(chosen[b])
         np.testing.assert_array_equal(taken[b, :, : len(places)], x[b][:, places])

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.ops.kv_cache import Ring, after_ring, empty_ring, last_of, positions_in, with_token
+from flash_lm.ops.kv_cache import Ring, empty_ring, positions_in, roll_ring, unroll_ring, write_token
 
 SIZE, ROWS, HEADS = 5, 3, 2
 
@@ -32,8 +32,8 @@ def test_pieces_of_any_length_and_single_tokens(lengths):
     all_tokens, counts = [([], []) for _ in range(ROWS)], np.zeros(ROWS, np.int32)
     for piece in (lengths, (2, 0, 9), (1, 1, 4)):
         new = tokens(random, max(piece))
-        joined = after_ring(ring, *map(jnp.asarray, new), jnp.asarray(counts))
-        ring = last_of(joined, SIZE, jnp.asarray(counts), jnp.asarray(piece, jnp.int32))
+        joined = unroll_ring(ring, *map(jnp.asarray, new), jnp.asarray(counts))
+        ring = roll_ring(joined, SIZE, jnp.asarray(counts), jnp.asarray(piece, jnp.int32))
         for b, length in enumerate(piece):
             first = max(counts[b] - SIZE, 0)
             for seen, mine, arriving in zip(joined, all_tokens[b], new, strict=True):
@@ -45,7 +45,7 @@ def test_pieces_of_any_length_and_single_tokens(lengths):
         assert_holds(ring, all_tokens, counts)
     for real in ((True, False, True), (True, True, True)) * 4:
         new = tokens(random, 1)
-        ring = with_token(ring, *map(jnp.asarray, new), jnp.asarray(counts), jnp.asarray(real))
+        ring = write_token(ring, *map(jnp.asarray, new), jnp.asarray(counts), jnp.asarray(real))
         for b in np.flatnonzero(real):
             for mine, arriving in zip(all_tokens[b], new, strict=True):
                 mine.append(arriving[b, :, 0])

@@ -10,7 +10,7 @@ from families.reformer import hashes, seen
 from oracles.attention import Row
 from oracles.segments import offsets, visibility
 
-from flash_lm.ops.lsh_attention import buckets_of, lsh_attention, permuted, sorted_by_bucket, unit
+from flash_lm.ops.lsh_attention import hash_buckets, lsh_attention, permute, sorted_by_bucket, unit
 from flash_lm.ops.segments import find_segments, whole_row
 from ops.test_banded_softmax import sizes
 
@@ -31,7 +31,7 @@ def arrays() -> tuple[np.ndarray, ...]:
 
 
 def attend(x, v, rotations, window: int, causal: bool, ids=IDS):
-    by_bucket = sorted_by_bucket(buckets_of(x, rotations), find_segments(jnp.asarray(ids)).runs_BxL, COUNT, window)
+    by_bucket = sorted_by_bucket(hash_buckets(x, rotations), find_segments(jnp.asarray(ids)).runs_BxL, COUNT, window)
     return lsh_attention(x, unit(x), v, by_bucket, window=window, causal=causal)
 
 
@@ -52,19 +52,19 @@ def loops(x, v, rotations, window: int, causal: bool) -> np.ndarray:
 def test_hashes(arrays):
     """The same as in the loops, whatever the length of the vectors, and all of them occur."""
     x, _, rotations = arrays
-    found = np.asarray(buckets_of(jnp.asarray(x), jnp.asarray(rotations)))
+    found = np.asarray(hash_buckets(jnp.asarray(x), jnp.asarray(rotations)))
     for b, h in np.ndindex(BATCH, HEADS):
         expected, margin = hashes(x[b, h].astype(np.float64), rotations.astype(np.float64))
         assert margin > 1e-4, "draw other numbers: rounding might decide"
         np.testing.assert_array_equal(found[b, h], expected)
     assert set(found.ravel()) == set(range(COUNT))
-    np.testing.assert_array_equal(buckets_of(jnp.asarray(100 * x), jnp.asarray(rotations)), found)
+    np.testing.assert_array_equal(hash_buckets(jnp.asarray(100 * x), jnp.asarray(rotations)), found)
 
 
 def test_hashes_are_found_in_float32_at_the_highest_precision(arrays):
     """Also from bfloat16: products of a GPU or TPU that round their operands would move tokens to other buckets."""
     x, _, rotations = map(jnp.asarray, arrays)
-    program = jax.make_jaxpr(buckets_of)(x.astype(jnp.bfloat16), rotations)
+    program = jax.make_jaxpr(hash_buckets)(x.astype(jnp.bfloat16), rotations)
     (product,) = [equation for equation in program.jaxpr.eqns if equation.primitive.name == "dot_general"]
     assert {var.aval.dtype.name for var in product.invars} == {"float32"}
     assert set(product.params["precision"]) == {jax.lax.Precision.HIGHEST}
@@ -116,7 +116,7 @@ def test_bfloat16_with_the_same_hashes(causal, arrays):
     """Within its rounding; only the hashes of tokens near a border may differ."""
     x, v, rotations = map(jnp.asarray, arrays)
     runs_BxL = find_segments(jnp.asarray(IDS)).runs_BxL
-    by_bucket = jax.jit(lambda x: sorted_by_bucket(buckets_of(x, rotations), runs_BxL, COUNT, 5))(x)
+    by_bucket = jax.jit(lambda x: sorted_by_bucket(hash_buckets(x, rotations), runs_BxL, COUNT, 5))(x)
     run = jax.jit(lambda q, v: lsh_attention(q, unit(q), v, by_bucket, window=5, causal=causal).astype(jnp.float32))
     exact, rounded = (
         np.asarray(run(q, values)) for q, values in ((x, v), (x.astype(jnp.bfloat16), v.astype(jnp.bfloat16)))
@@ -128,7 +128,7 @@ def test_the_gradient_of_an_order_is_the_inverse_order():
     x = jnp.arange(24.0).reshape(1, 2, 4, 3)
     order = jnp.array([[[2, 0, 3, 1], [1, 3, 0, 2]]])
     inverse = jnp.argsort(order, axis=-1)
-    out, back = jax.vjp(lambda x: permuted(x, order, inverse), x)
+    out, back = jax.vjp(lambda x: permute(x, order, inverse), x)
     for h in range(2):
         np.testing.assert_array_equal(out[0, h], x[0, h][order[0, h]])
     np.testing.assert_array_equal(back(out)[0], x)
@@ -142,7 +142,7 @@ def test_memory_grows_with_the_row():
 
         def loss(x, v):
             rotations = jnp.ones((2, WIDTH, COUNT // 2))
-            by_bucket = sorted_by_bucket(buckets_of(x, rotations), whole_row(x.shape[2]).runs_BxL, COUNT, 16)
+            by_bucket = sorted_by_bucket(hash_buckets(x, rotations), whole_row(x.shape[2]).runs_BxL, COUNT, 16)
             return lsh_attention(x, unit(x), v, by_bucket, window=16, causal=True).sum()
 
         held[length] = max(sizes(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(array, array).jaxpr))

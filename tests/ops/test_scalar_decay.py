@@ -8,7 +8,7 @@ from oracles.decayed import recurrence
 
 from flash_lm.ops import chunks
 from flash_lm.ops.linear_attention import linear_sums
-from flash_lm.ops.log_decay import decayed, running
+from flash_lm.ops.log_decay import decay_between, running
 from flash_lm.ops.scalar_decay import decayed_sums, prefill_decayed, step_decayed
 from flash_lm.ops.segments import find_segments
 from ops.test_segments import LENGTH, random_ids
@@ -133,7 +133,7 @@ def test_near_tokens_are_exact_after_much_was_forgotten():
     logs = np.full(512, -20.0)
     logs[1::2] = -np.random.default_rng(3).uniform(0, 1, 256)
     sums = running(jnp.asarray(logs, jnp.float32))
-    found = decayed(sums.at(lambda x: x[1:]), sums.at(lambda x: x[:-1]), jnp.ones(511, bool))
+    found = decay_between(sums.at(lambda x: x[1:]), sums.at(lambda x: x[:-1]), jnp.ones(511, bool))
     np.testing.assert_allclose(found, np.exp(logs[1:].astype(np.float32).astype(np.float64)), rtol=1e-6)
 
 

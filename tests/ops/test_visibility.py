@@ -13,7 +13,7 @@ from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.mixed_chunk_attention import local_attention
 from flash_lm.ops.quadratic_attention import quadratic_attention
 from flash_lm.ops.segments import find_segments
-from flash_lm.ops.visibility import Sight, sight_from_start, sight_of
+from flash_lm.ops.visibility import KeySpan, causal_key_span, document_key_span
 from ops.test_segments import LENGTH, random_ids
 
 CHUNK = 5
@@ -33,9 +33,9 @@ def pairs_of(ids: list[int], causal: bool, window: int | None, prefix: int) -> n
     return found
 
 
-def sight(ids: np.ndarray, causal: bool, window: int | None, prefix: int) -> Sight:
+def key_span(ids: np.ndarray, causal: bool, window: int | None, prefix: int) -> KeySpan:
     prefix_1x1 = jnp.full((1, 1), prefix, jnp.int32) if prefix else None
-    return sight_of(find_segments(jnp.asarray(ids)), causal=causal, window=window, prefix_BxL=prefix_1x1)
+    return document_key_span(find_segments(jnp.asarray(ids)), causal=causal, window=window, prefix_BxL=prefix_1x1)
 
 
 KINDS = [(True, None, 0), (False, None, 0), (True, 3, 0), (False, 3, 0), (True, None, PREFIX), (True, 6, PREFIX)]
@@ -47,14 +47,14 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.parametrize("seed", range(4))
 def test_masks_and_counts(seed, kind):
     ids = random_ids(seed)
-    found = sight(ids, *kind)
+    found = key_span(ids, *kind)
     visible = np.asarray(found.visible(jnp.arange(LENGTH, dtype=jnp.int32)))
     expected = np.stack([pairs_of(row.tolist(), *kind) for row in ids])
     np.testing.assert_array_equal(visible, expected)
     chunk_of = PLACES // CHUNK
     for reach in ((0,), (-1, 0), (-1, 0, 1)):
         inside = np.isin(chunk_of[None] - chunk_of[:, None], reach)
-        np.testing.assert_array_equal(found.in_chunks(CHUNK, reach).count(), (expected & inside).sum(axis=-1))
+        np.testing.assert_array_equal(found.clip_to_chunks(CHUNK, reach).count(), (expected & inside).sum(axis=-1))
     before, after = chunk_of[None] < chunk_of[:, None], chunk_of[None] > chunk_of[:, None]
     np.testing.assert_array_equal(found.count(), expected.sum(axis=-1))
     np.testing.assert_array_equal(found.before_chunk(CHUNK), (expected & before).sum(axis=-1))
@@ -66,7 +66,7 @@ def test_decoded_tokens_see_what_came_before(window):
     """Rows that stand at different places, padded on the right."""
     index = np.array([[3, 4, 5, 6], [9, 10, 11, 12]], np.int32)
     real = np.array([[True] * 4, [True, True, False, False]])
-    found = sight_from_start(jnp.asarray(index), jnp.asarray(real), window)
+    found = causal_key_span(jnp.asarray(index), jnp.asarray(real), window)
     visible = np.asarray(found.visible(jnp.arange(LENGTH, dtype=jnp.int32)))
     back = index[..., None] - PLACES
     np.testing.assert_array_equal(visible, real[..., None] & (back >= 0) & (back < (window or LENGTH)))
@@ -78,24 +78,24 @@ def arrays() -> list[np.ndarray]:
     return [random.standard_normal((4, 1, LENGTH, width)).astype(np.float32) for width in (3, 3, 2)]
 
 
-def plain(q, k, v, ids, seen: Sight, chunk: int, monkeypatch):
+def plain(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
     return quadratic_attention(q, k, v, seen, function="relu2", scale=0.7, divisor_BxL=jnp.ones((1, LENGTH)))
 
 
-def blocked(q, k, v, ids, seen: Sight, chunk: int, monkeypatch):
+def blocked(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
     monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
     monkeypatch.setattr(blocked_attention, "LARGEST", 4)
     divisor = jnp.ones((1, LENGTH))
     return quadratic_attention(q, k, v, seen, function="relu2", scale=0.7, divisor_BxL=divisor, blocked=True)
 
 
-def local(q, k, v, ids, seen: Sight, chunk: int, monkeypatch):
+def local(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
     q, k, v = (x[:, 0] for x in (q, k, v))
     settings = {"chunk_size": chunk, "function": "relu2", "scale": 0.7, "divisor_BxL": jnp.ones((1, LENGTH))}
     return local_attention(q, k, v, seen, **settings)[:, None]
 
 
-def kernel(q, k, v, ids, seen: Sight, chunk: int, monkeypatch):
+def kernel(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
     runs, divisor = find_segments(jnp.asarray(ids)).runs_BxL, jnp.ones((1, LENGTH))
     form = Form("relu2", 0.7, "interpreted")
     return attend_in_chunks(form, q, k, v, runs, seen, chunk_size=chunk, divisor_BxL=divisor)
@@ -112,5 +112,5 @@ def test_every_form_keeps_to_it(form, chunk, kind, arrays, monkeypatch):
     seen = np.stack([pairs_of(row.tolist(), *kind) for row in ids]) & (PLACES[:, None] // chunk == PLACES // chunk)
     scores = np.einsum("bhik,bhjk->bhij", q, k) * 0.7
     expected = np.where(seen[:, None], np.square(np.maximum(scores, 0)), 0) @ v
-    found = form(*(jnp.asarray(x) for x in arrays), ids, sight(ids, *kind), chunk, monkeypatch)
+    found = form(*(jnp.asarray(x) for x in arrays), ids, key_span(ids, *kind), chunk, monkeypatch)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ from small import load_script
 from flash_lm.configs import quickstart
 from flash_lm.report.page import write_page
 from flash_lm.runs.jsonl import write_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGD4DwABBAEAX+XDSwAAAABJRU5ErkJggg=="
 TABLES = "books, causal_lm\n\n| run | loss |\n| :-- | --: |\n| a<b | 1.5 |\n| flash | 2 |"
@@ -25,7 +25,7 @@ def runs(tmp_path):
     for name, changes in (("a<b", {}), ("flash", {"model.family": "flash_quad", "model.gau.shared_dim": 32})):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(changed(quickstart.get_config(), changes).to_json())
+        (folder / "config.json").write_text(apply_changes(quickstart.get_config(), changes).to_json())
         loss = {"loss": 1.5, "perplexity": 4.5, "bits_per_byte": 1.0, "step": 2, "train_seconds": 3.0}
         about = {
             "family": name,

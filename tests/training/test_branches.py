@@ -11,7 +11,7 @@ from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training import resume
 from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after
@@ -27,7 +27,7 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def constant(config, tmp_path_factory):
     """A schedule that is the same for any number of steps; and its run of 6."""
-    parent = changed(config, {"train.schedule": "constant", "train.steps": 6, "train.eval_every": 2})
+    parent = apply_changes(config, {"train.schedule": "constant", "train.steps": 6, "train.eval_every": 2})
     workdir = tmp_path_factory.mktemp("runs") / "parent"
     train(parent, workdir)
     return parent, workdir
@@ -37,7 +37,7 @@ def constant(config, tmp_path_factory):
 def test_a_branch_that_was_started_twice_resumes_the_second_start(constant, tmp_path, monkeypatch):
     """Where another process has trained between the look at the folder and its lock."""
     config, parent = constant
-    branch = changed(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
+    branch = apply_changes(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
     train(branch, tmp_path / "other", should_stop=stop_after(1))
     lock = resume.lock_folder
 
@@ -57,8 +57,8 @@ def test_a_branch_continues_exactly(constant, tmp_path):
     """State, step and order of the data, to the bit; and it remembers whose it was, and needs it no longer."""
     config, workdir = constant
     parent = shutil.copytree(workdir, tmp_path / "parent")
-    train(changed(config, {"train.steps": 9}), tmp_path / "whole")
-    branch = changed(config, {"train.steps": 9, "train.branch_from": f"{parent}@6"})
+    train(apply_changes(config, {"train.steps": 9}), tmp_path / "whole")
+    branch = apply_changes(config, {"train.steps": 9, "train.branch_from": f"{parent}@6"})
     train(branch, tmp_path / "branch", should_stop=stop_after(1))
     shutil.rmtree(parent)
     train(branch, tmp_path / "branch")
@@ -79,8 +79,8 @@ def test_a_branch_has_its_own_schedule(constant, tmp_path):
     """
     config, parent = constant
     schedule = {"train.schedule": "linear", "train.decay_steps": 2, "train.steps": 8}
-    train(changed(config, schedule | {"train.branch_from": f"{parent}@newest"}), tmp_path / "branch")
-    train(changed(config, schedule), tmp_path / "whole")
+    train(apply_changes(config, schedule | {"train.branch_from": f"{parent}@newest"}), tmp_path / "branch")
+    train(apply_changes(config, schedule), tmp_path / "whole")
     assert losses(tmp_path / "branch").items() <= losses(tmp_path / "whole").items()
     lines = [line for line in read_jsonl(tmp_path / "branch" / "metrics.jsonl") if line["split"] == "train"]
     assert np.allclose([line["learning_rate"] for line in lines], [0.01, 0.005])
@@ -93,11 +93,13 @@ def test_a_branch_continues_in_the_stream(config, tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     rows = [" ".join(map(str, draw.integers(1000, size=draw.integers(1, 40)))) for _ in range(120)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    here = changed(config, {"data.corpus": "hf", "data.path": str(tmp_path / "train.jsonl"), "data.streaming": True})
-    here = changed(here, {"train.schedule": "constant", "train.steps": 8, "train.eval_every": 0})
+    here = apply_changes(
+        config, {"data.corpus": "hf", "data.path": str(tmp_path / "train.jsonl"), "data.streaming": True}
+    )
+    here = apply_changes(here, {"train.schedule": "constant", "train.steps": 8, "train.eval_every": 0})
     train(here, tmp_path / "whole")
-    train(changed(here, {"train.steps": 5}), tmp_path / "parent")
-    train(changed(here, {"train.branch_from": str(tmp_path / "parent")}), tmp_path / "branch")
+    train(apply_changes(here, {"train.steps": 5}), tmp_path / "parent")
+    train(apply_changes(here, {"train.branch_from": str(tmp_path / "parent")}), tmp_path / "branch")
     found, whole = losses(tmp_path / "branch"), losses(tmp_path / "whole")
     assert {step for step, _ in found} == {6, 7, 8} and found.items() <= whole.items()
 
@@ -118,12 +120,12 @@ def test_a_branch_that_cannot_be_is_refused_and_writes_nothing(constant, tmp_pat
     changes = {"train.branch_from": str(parent)} | changes
     changes["train.branch_from"] = changes["train.branch_from"].replace("{parent}", str(parent))
     with pytest.raises(InputError, match=expected):
-        train(changed(config, changes), tmp_path / "branch")
+        train(apply_changes(config, changes), tmp_path / "branch")
     assert not (tmp_path / "branch").exists()
 
 
 def test_a_branch_of_another_corpus_is_refused(constant, tmp_path):
     wrong = {"data.path": write_corpus(tmp_path / "wrong", seed=9), "train.steps": 9}
     with pytest.raises(InputError, match="is not the one that the run began with"):
-        train(changed(constant[0], wrong | {"train.branch_from": str(constant[1])}), tmp_path / "branch")
+        train(apply_changes(constant[0], wrong | {"train.branch_from": str(constant[1])}), tmp_path / "branch")
     assert not (tmp_path / "branch").exists()

@@ -11,7 +11,7 @@ from small import small_config, write_corpus
 
 from flash_lm.config.experiment import parse
 from flash_lm.data.carried import CarriedBatches
-from flash_lm.data.share import whole_batch
+from flash_lm.data.share import single_host_share
 from flash_lm.data.token_cache import KnownCorpus, load_tokenized
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
@@ -50,7 +50,7 @@ def text() -> TokenizedText:
 
 
 def batches(count: int = STEPS) -> list:
-    return list(itertools.islice(CarriedBatches(text(), L, whole_batch(B), seed=0), count))
+    return list(itertools.islice(CarriedBatches(text(), L, single_host_share(B), seed=0), count))
 
 
 class Run:
@@ -79,7 +79,7 @@ class Run:
     def go(self, found):
         with jax.set_mesh(self.mesh):
             for batch in found:
-                placed = shard_batch(batch, batch_sharding(self.mesh), whole_batch(B))
+                placed = shard_batch(batch, batch_sharding(self.mesh), single_host_share(B))
                 self.state, metrics = self.step(self.state, placed)
                 self.losses.append([float(metrics[name]) for name in ("loss", "grad_norm")])
         return self

@@ -18,7 +18,7 @@ from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.report.comparison import write_comparison
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
-from flash_lm.sweeps.grid import changed, is_done, resolve_workdir, run_study
+from flash_lm.sweeps.grid import apply_changes, is_done, resolve_workdir, run_study
 from flash_lm.training.label_scores import wilson
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train
@@ -86,7 +86,7 @@ def test_a_sweep_pretrains_and_then_trains_on_labels(config, tmp_path):
     """As the sweeps of studies/lra do: on the own rows first, and each run is scored."""
     own = models.runs(masked=0.3)
     runs = resolve_workdir({name: own[name] for name in own if name.startswith("linear_transformer")}, tmp_path)
-    short = changed(config, {"train.steps": 2, "train.warmup_steps": 1, "train.stop_accuracy": None})
+    short = apply_changes(config, {"train.steps": 2, "train.warmup_steps": 1, "train.stop_accuracy": None})
     assert run_study(short, runs, tmp_path, "test", lambda: False) == {}
     scores = {name: read_jsonl(tmp_path / name / "results.jsonl")[-1] for name in runs}
     assert [line["task"] for line in scores.values()] == ["classify", "masked_lm", "classify"]
@@ -146,10 +146,10 @@ def test_an_export_knows_its_labels(run, tmp_path):
 @pytest.mark.parametrize("task", ["masked_lm", "causal_lm"])
 def test_it_starts_from_a_model_of_the_same_text(config, tmp_path, task):
     keys = {"task": task, "train.steps": 4, "train.warmup_steps": 1, "train.stop_accuracy": None}
-    train(changed(config, keys), tmp_path / "parent")
+    train(apply_changes(config, keys), tmp_path / "parent")
     causal = {"model.causal": True, "model.classes.pool": "last"} if task == "causal_lm" else {}
     child = {"train.init_from": str(tmp_path / "parent"), "train.steps": 2, "train.warmup_steps": 1}
-    train(changed(config, child | causal), tmp_path / "child")
+    train(apply_changes(config, child | causal), tmp_path / "child")
     parent, first = (flash_lm.load(x).params for x in (tmp_path / "parent", f"{tmp_path / 'child'}@0"))
     assert "classifier" in first and "classifier" not in parent
     np.testing.assert_array_equal(first["embedding"], parent["embedding"])
@@ -159,7 +159,7 @@ def test_it_starts_from_a_model_of_the_same_text(config, tmp_path, task):
 def test_a_branch_of_a_run_that_reached_its_goal_goes_on(config, run, tmp_path):
     step = load_model(run).step
     keys = {"train.branch_from": str(run), "train.steps": step + 20, "train.warmup_steps": 1}
-    train(changed(config, keys), tmp_path / "branch")
+    train(apply_changes(config, keys), tmp_path / "branch")
     (line,) = evaluate(tmp_path / "branch", "test")
     assert line["step"] > step
 
@@ -168,7 +168,7 @@ def test_a_branch_of_a_run_that_reached_its_goal_goes_on(config, run, tmp_path):
 def test_a_classifier_of_other_labels_gives_all_but_its_head(config, run, tmp_path):
     folder = write(tmp_path / "data", {"train": (["ab", "cd"] * 20, ["x", "y"] * 20)})
     keys = {"data.path": str(folder), "train.init_from": str(run), "train.steps": 2, "train.warmup_steps": 1}
-    train(changed(config, keys | {"train.stop_accuracy": None}), tmp_path / "other")
+    train(apply_changes(config, keys | {"train.stop_accuracy": None}), tmp_path / "other")
     parent, first = (flash_lm.load(x).params for x in (run, f"{tmp_path / 'other'}@0"))
     np.testing.assert_array_equal(first["embedding"], parent["embedding"])
     assert not np.array_equal(first["classifier"]["map"]["kernel"], parent["classifier"]["map"]["kernel"])
@@ -200,7 +200,7 @@ def test_examples_with_labels_are_masked_too(tmp_path, corpus):
 )
 def test_what_does_not_go_together(config, keys, expected):
     with pytest.raises(InputError, match=expected):
-        build_experiment(parse(changed(config, keys)))
+        build_experiment(parse(apply_changes(config, keys)))
 
 
 def test_more_labels_than_outputs(config, tmp_path):
@@ -208,7 +208,7 @@ def test_more_labels_than_outputs(config, tmp_path):
         tmp_path, {split: (["ab", "cd", "ef"], ["x", "y", "z"]) for split in ("train", "validation", "test")}
     )
     with pytest.raises(InputError, match="the corpus has 3 labels, but got model.classes.count=2: leave it open"):
-        build_experiment(parse(changed(config, {"data.path": str(folder), "model.classes.count": 2})))
+        build_experiment(parse(apply_changes(config, {"data.path": str(folder), "model.classes.count": 2})))
 
 
 def test_a_model_of_labels_does_not_write(run):

@@ -10,7 +10,7 @@ from flash_lm.inference.export import export
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.train_loop import train
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
@@ -23,7 +23,9 @@ def run(tmp_path_factory):
     """A run whose checkpoints of all steps are kept."""
     folder = tmp_path_factory.mktemp("ema")
     config = small_config(write_corpus(folder / "corpus"), folder / "cache")
-    config = changed(config, {"train.ema": DECAY, "train.checkpoint_every": 1, "train.keep": 99, "train.steps": 9})
+    config = apply_changes(
+        config, {"train.ema": DECAY, "train.checkpoint_every": 1, "train.keep": 99, "train.steps": 9}
+    )
     train(config, folder / "run")
     return config, folder / "run"
 
@@ -67,7 +69,7 @@ def test_a_resumed_run_has_the_same_average(run, tmp_path):
 
 def test_a_mesh_has_the_same_average(run, tmp_path):
     config, folder = run
-    train(changed(config, {"mesh.shape": (2, 2, 2)}), tmp_path / "run")
+    train(apply_changes(config, {"mesh.shape": (2, 2, 2)}), tmp_path / "run")
     assert np.allclose(flat(f"{tmp_path / 'run'}@ema"), flat(f"{folder}@ema"), rtol=1e-3, atol=2e-3)
 
 
@@ -78,17 +80,17 @@ def test_it_can_be_exported_and_trained_further(run, tmp_path):
     there, here = (flash_lm.load(name).score(text) for name in (tmp_path / "out", f"{folder}@ema"))
     assert there == here != flash_lm.load(folder).score(text)
     child = {"train.init_from": f"{folder}@ema", "train.steps": 1, "train.warmup_steps": 0, "train.learning_rate": 1e-9}
-    train(changed(config, child), tmp_path / "child")
+    train(apply_changes(config, child), tmp_path / "child")
     for name in ("child", "child@ema"):
         assert np.allclose(flat(tmp_path / name), flat(f"{folder}@ema"), atol=1e-6)
 
 
 def test_what_has_no_average_says_so(run, tmp_path):
     config, folder = run
-    train(changed(config, {"train.ema": 0.0, "train.steps": 1, "train.warmup_steps": 0}), tmp_path / "without")
+    train(apply_changes(config, {"train.ema": 0.0, "train.steps": 1, "train.warmup_steps": 0}), tmp_path / "without")
     with pytest.raises(InputError, match="train.ema is off"):
         load_model(f"{tmp_path / 'without'}@ema")
     with pytest.raises(InputError, match="leave @ema out, or use train.init_from"):
-        train(changed(config, {"train.branch_from": f"{folder}@ema", "train.steps": 12}), tmp_path / "branch")
+        train(apply_changes(config, {"train.branch_from": f"{folder}@ema", "train.steps": 12}), tmp_path / "branch")
     with pytest.raises(InputError, match=r"train.ema=0.4 there, 0.9 here"):
-        train(changed(config, {"train.ema": 0.9}), folder)
+        train(apply_changes(config, {"train.ema": 0.9}), folder)

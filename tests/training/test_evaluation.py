@@ -10,7 +10,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_folder import RunFolder, run_hash
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.train_loop import train
 
@@ -52,7 +52,7 @@ def test_a_result_says_where_it_comes_from(run):
     assert here.items() <= line.items() and line["seed"] == 0 and line["batch_tokens"] == 256
     assert {name: line[f"trained_{name}"] for name in here} == here
     config = RunFolder(run).config
-    told = lambda **changes: run_hash(changed(config, changes).to_dict())
+    told = lambda **changes: run_hash(apply_changes(config, changes).to_dict())
     assert line["config_hash"] == told() == told(**{"data.path": "moved", "data.cache_dir": "too"})
     assert line["config_hash"] != told(**{"train.learning_rate": 1.0})
 

@@ -16,7 +16,7 @@ from flash_lm.data.batches import stack
 from flash_lm.data.examples import ExampleRows
 from flash_lm.data.pairs import SourceRows
 from flash_lm.data.prefixes import example_prefix
-from flash_lm.data.share import whole_batch
+from flash_lm.data.share import single_host_share
 from flash_lm.data.synthetic.copying import copying
 from flash_lm.families.family import complete, complete_config
 from flash_lm.inference.scoring import evaluate
@@ -66,7 +66,7 @@ def losses(form: str, shape: tuple[int, ...] = (1, 1, 1), accumulate: int = 1) -
         )
         for i in range(2):
             batch = stack([row_of(i * ROWS + n) for n in range(ROWS)])
-            state, metrics = step(state, shard_batch(batch, batch_sharding(mesh), whole_batch(ROWS)))
+            state, metrics = step(state, shard_batch(batch, batch_sharding(mesh), single_host_share(ROWS)))
             found.append([float(metrics[name]) for name in ("loss", "label_smoothing", "grad_norm")])
     return np.array(found)
 

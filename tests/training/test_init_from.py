@@ -19,8 +19,8 @@ from flash_lm.errors import InputError
 from flash_lm.inference.export import export
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
-from flash_lm.layers.parameter import Traits, name_of
-from flash_lm.sweeps.grid import changed
+from flash_lm.layers.parameter import Traits, parameter_name
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.frozen import frozen_mask
 from flash_lm.training.init_from import parent_tokenizer
 from flash_lm.training.optimizer import make_optimizer
@@ -45,7 +45,7 @@ def config(tmp_path_factory, usual_promotion):
 def parent(config, tmp_path_factory):
     """Of a masked language model."""
     workdir = tmp_path_factory.mktemp("runs") / "parent"
-    train(changed(config, {"task": "masked_lm"}), workdir)
+    train(apply_changes(config, {"task": "masked_lm"}), workdir)
     return workdir
 
 
@@ -55,7 +55,11 @@ def arrays(run) -> dict[str, np.ndarray]:
 
 def begun(config, workdir, **keys) -> dict[str, np.ndarray]:
     """The parameters before the first step of a run with these keys, which is stopped after it."""
-    train(changed(config, {key.replace("__", "."): x for key, x in keys.items()}), workdir, should_stop=stop_after(1))
+    train(
+        apply_changes(config, {key.replace("__", "."): x for key, x in keys.items()}),
+        workdir,
+        should_stop=stop_after(1),
+    )
     return arrays(f"{workdir}@0")
 
 
@@ -69,7 +73,7 @@ def test_another_objective_begins_with_the_same_parameters(config, parent, tmp_p
         found = begun(config, child, train__init_from=str(source), data__length=16)
         assert found.keys() == theirs.keys() and all(np.array_equal(found[name], theirs[name]) for name in theirs)
         shutil.rmtree(source)
-        train(changed(config, {"train.init_from": str(source), "data.length": 16}), child)
+        train(apply_changes(config, {"train.init_from": str(source), "data.length": 16}), child)
         (line,) = evaluate(child, "test")
         whose = parent if source.name == "exported" else source  # an export tells the run that it is of
         assert line["parent_run"] == whose.name and line["parent_step"] == 2 and line["step"] == 2
@@ -104,7 +108,7 @@ def test_positions_of_another_length(config, parent, tmp_path):
 
 @pytest.mark.slow
 def test_features_that_were_drawn_are_the_parents(config, tmp_path):
-    of = lambda seed: changed(config, {"model.family": "performer", "seed": seed})
+    of = lambda seed: apply_changes(config, {"model.family": "performer", "seed": seed})
     train(of(0), tmp_path / "parent")
     begun(of(5), tmp_path / "child", train__init_from=str(tmp_path / "parent"))
     here, there = (jax.tree.leaves(flash_lm.load(run).constants) for run in (tmp_path / "child", tmp_path / "parent"))
@@ -133,14 +137,14 @@ def test_what_is_refused_writes_nothing(config, parent, tmp_path, keys, told):
     keys = {"train.init_from": str(parent)} | keys
     keys = {key: x.format(parent=parent) if isinstance(x, str) else x for key, x in keys.items()}
     with pytest.raises(InputError, match=told):
-        train(changed(config, keys), tmp_path / "run")
+        train(apply_changes(config, keys), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_frozen_parameters_do_not_change_by_a_bit(config, parent, tmp_path):
     """Decayed, clipped and logged with the others or not."""
     keys = {"train.init_from": str(parent), "train.freeze": ("embedding", "sublayer_0/(query|key)"), "train.steps": 3}
-    train(changed(config, keys | {"train.weight_decay": 0.5, "train.clip": 0.01}), tmp_path / "run")
+    train(apply_changes(config, keys | {"train.weight_decay": 0.5, "train.clip": 0.01}), tmp_path / "run")
     before, after = arrays(parent), arrays(tmp_path / "run")
     still = {name for name in before if before[name].tobytes() == after[name].tobytes()}
     assert still == {"embedding", "layers.sublayer_0.query.kernel", "layers.sublayer_0.key.kernel"}
@@ -149,7 +153,7 @@ def test_frozen_parameters_do_not_change_by_a_bit(config, parent, tmp_path):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_no_optimizer_moves_what_is_frozen(config, name):
     """Nor turns a -0 into a 0; and the others move as if what is frozen were not there."""
-    settings = changed(config, {"train.optimizer": name, "train.freeze": ("a",), "train.weight_decay": 0.1})
+    settings = apply_changes(config, {"train.optimizer": name, "train.freeze": ("a",), "train.weight_decay": 0.1})
     random = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)
     params = {"a": draw(4, 4).at[0, 0].set(-0.0), "b": draw(4, 4)}
@@ -159,7 +163,7 @@ def test_no_optimizer_moves_what_is_frozen(config, name):
     alone = Traits(
         *({"b": x["b"]} for x in (traits.matrix, traits.hidden, traits.rate, traits.project, traits.positions))
     )
-    free = changed(settings, {"train.freeze": ()})
+    free = apply_changes(settings, {"train.freeze": ()})
     found, expected = params, {"b": params["b"]}
     both, one = make_optimizer(parse(settings).train, traits), make_optimizer(parse(free).train, alone)
     states = both.init(found), one.init(expected)
@@ -183,7 +187,7 @@ def test_no_optimizer_moves_what_is_frozen(config, name):
 def test_every_optimizer_begins_with_the_parameters_taken(config, parent, tmp_path, name):
     """A step at nearly no rate stays with them."""
     keys = {"train.init_from": str(parent), "train.optimizer": name, "train.learning_rate": 1e-9, "train.steps": 1}
-    train(changed(config, keys | {"train.warmup_steps": 0, "train.weight_decay": 0.0}), tmp_path / "run")
+    train(apply_changes(config, keys | {"train.warmup_steps": 0, "train.weight_decay": 0.0}), tmp_path / "run")
     before, after = arrays(parent), arrays(tmp_path / "run")
     for key, x in after.items():
         np.testing.assert_allclose(x, before[key], atol=1e-6, err_msg=key)
@@ -191,9 +195,9 @@ def test_every_optimizer_begins_with_the_parameters_taken(config, parent, tmp_pa
 
 @pytest.mark.slow
 def test_a_begun_run_can_be_branched(config, parent, tmp_path):
-    train(changed(config, {"train.init_from": str(parent)}), tmp_path / "begun")
+    train(apply_changes(config, {"train.init_from": str(parent)}), tmp_path / "begun")
     branch = {"train.branch_from": str(tmp_path / "begun"), "train.steps": 3}
-    train(changed(config, branch), tmp_path / "branch")
+    train(apply_changes(config, branch), tmp_path / "branch")
     assert flash_lm.load(tmp_path / "branch").config.train.init_from is None
     (line,) = evaluate(tmp_path / "branch", "test")
     assert line["step"] == 3 and line["parent_run"] == "begun"
@@ -207,19 +211,19 @@ def test_an_export_is_not_a_run(config, parent, tmp_path):
         ({"train.branch_from": str(tmp_path / "export")}, "new", "without a training state: use train.init_from"),
     ):
         with pytest.raises(InputError, match=told):
-            train(changed(config, keys), tmp_path / workdir)
+            train(apply_changes(config, keys), tmp_path / workdir)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_n_is_and_divides_is_as_in_the_parent(config, parent, tmp_path):
     """Not by the length of the new rows."""
-    model = fill_from_parent(changed(config, {"data.length": 16}), str(parent)).model
+    model = fill_from_parent(apply_changes(config, {"data.length": 16}), str(parent)).model
     assert (model.divides, model.normalizer) == ("scores", str(parse(config).data.length))
 
 
 @pytest.mark.slow
 def test_a_larger_vocabulary_is_inherited(config, tmp_path):
-    train(changed(config, {"model.vocab_size": 300}), tmp_path / "parent")
+    train(apply_changes(config, {"model.vocab_size": 300}), tmp_path / "parent")
     found = begun(config, tmp_path / "child", train__init_from=str(tmp_path / "parent"), task="masked_lm")
     assert len(found["embedding"]) == 300
 
@@ -236,4 +240,7 @@ def test_a_tokenizer_of_another_kind_is_refused(config, parent, tmp_path):
 def test_names_are_those_of_the_mesh_rules():
     tree = {"layers": {"x": {"kernel": 1}}, "embedding": 2}
     assert frozen_mask(("layers/.*/kernel",), tree) == {"layers": {"x": {"kernel": True}}, "embedding": False}
-    assert [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] == ["embedding", "layers/x/kernel"]
+    assert [parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] == [
+        "embedding",
+        "layers/x/kernel",
+    ]

@@ -16,8 +16,8 @@ from small import tasks_of
 from benchmarks.lib.collectives import collectives
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
-from flash_lm.data.share import whole_batch
-from flash_lm.families.family import FAMILIES, complete, served
+from flash_lm.data.share import single_host_share
+from flash_lm.families.family import FAMILIES, common_forms, complete
 from flash_lm.layers import norms
 from flash_lm.runs.run_name import run_name
 from flash_lm.training.checkpoint_read import restore
@@ -102,8 +102,8 @@ class Run:
         with jax.set_mesh(self.mesh):
             step = jax.jit(self._step, out_shardings=(self.shardings, None))
             placed = [
-                shard_batch(batch, batch_sharding(self.mesh), whole_batch(B))
-                for batch in batches("packed" in served(self.model.config.families))
+                shard_batch(batch, batch_sharding(self.mesh), single_host_share(B))
+                for batch in batches("packed" in common_forms(self.model.config.families))
             ]
             compiled = step.lower(state, placed[0]).compile()
             self.traffic = collectives(compiled.as_text())

@@ -15,7 +15,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.config.train import TrainConfig
 from flash_lm.configs.base import get_config
 from flash_lm.families.family import complete
-from flash_lm.layers.parameter import VECTORS, Traits, name_of, traits
+from flash_lm.layers.parameter import VECTORS, Traits, parameter_name, traits
 from flash_lm.training.muon import scale_by_muon
 from flash_lm.training.optimizer import OPTIMIZERS, make_optimizer
 from flash_lm.training.schedule import learning_rate
@@ -320,7 +320,9 @@ def test_hidden_matrices_are_those_between_features():
         config = get_config()
         config.model.update(family=family, vocab_size=32, max_length=8, model_dim=8, num_layers=2)
         model = ModelFunction(complete(parse(config).model), seed=0)
-        names = {name_of(path) for path, yes in jax.tree_util.tree_leaves_with_path(model.traits().hidden) if yes}
+        names = {
+            parameter_name(path) for path, yes in jax.tree_util.tree_leaves_with_path(model.traits().hidden) if yes
+        }
         assert names and all(name.startswith("layers/") and name.endswith("kernel") for name in names)
 
 

@@ -17,7 +17,7 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs import run_folder
 from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training import checkpoint_read, resolve
 from flash_lm.training.resolve import continue_run, normalize
 from flash_lm.training.train_loop import train
@@ -71,7 +71,7 @@ def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, 
     """All of it at once; its corpus has moved, too. What it was is kept, and what is new is used from then on."""
     run = shutil.copytree(half, tmp_path / "run")
     moved = shutil.copytree(pathlib.Path(config.data.path).parent, tmp_path / "moved")
-    other = changed(config, HARMLESS | {"data.path": f"{moved}/*.txt", "data.cache_dir": str(tmp_path / "cache")})
+    other = apply_changes(config, HARMLESS | {"data.path": f"{moved}/*.txt", "data.cache_dir": str(tmp_path / "cache")})
     before = (run / "config.json").read_bytes()
     train(other, run)
     found, expected = losses(run), losses(finished)
@@ -104,7 +104,7 @@ def continued(run: pathlib.Path, asked):
     ids=str,
 )
 def test_what_a_resumed_run_may_change(config, half, changes, refused):
-    other = changed(config, changes)
+    other = apply_changes(config, changes)
     if refused is None:
         assert continued(half, other).train.warmup_steps == 2
         return
@@ -115,11 +115,11 @@ def test_what_a_resumed_run_may_change(config, half, changes, refused):
 def test_how_softmax_is_computed_may_change(config, half, tmp_path):
     """Of a family that uses it."""
     run = shutil.copytree(half, tmp_path / "run")
-    other = changed(config, {"model.family": "transformer"})
+    other = apply_changes(config, {"model.family": "transformer"})
     (run / "config.json").write_text(json.dumps(other.to_dict()))
-    continued(run, changed(other, {"model.quadratic.implementation": "plain"}))
+    continued(run, apply_changes(other, {"model.quadratic.implementation": "plain"}))
     with pytest.raises(InputError, match="model.rotary=None there, True here"):
-        continued(run, changed(other, {"model.rotary": True}))
+        continued(run, apply_changes(other, {"model.rotary": True}))
 
 
 def test_a_run_from_before_a_key_is_continued(config, half, tmp_path):
@@ -130,11 +130,11 @@ def test_a_run_from_before_a_key_is_continued(config, half, tmp_path):
         del values[group][key]
     values["train"]["warmup_steps"] = 3
     (run / "config.json").write_text(json.dumps(values))
-    now = changed(config, {"train.warmup_steps": None})
+    now = apply_changes(config, {"train.warmup_steps": None})
     goes_on = continued(run, now)
     assert (goes_on.data.streaming, goes_on.train.decay_steps, goes_on.train.warmup_steps) == (False, None, 3)
     with pytest.raises(InputError, match="train.decay_steps=None there, 2 here"):
-        continued(run, changed(now, {"train.decay_steps": 2}))
+        continued(run, apply_changes(now, {"train.decay_steps": 2}))
 
 
 def test_a_resume_reads_and_checks_its_config_once(config, half, tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_a_resume_reads_and_checks_its_config_once(config, half, tmp_path, monke
 
     counted(run_folder, "load_json")
     counted(resolve, "parse")
-    assert not train(changed(config, {"train.log_every": 2}), run, should_stop=stop_after(1))
+    assert not train(apply_changes(config, {"train.log_every": 2}), run, should_stop=stop_after(1))
     assert counts == {"load_json": 1, "parse": 1}
 
 
@@ -168,7 +168,7 @@ def test_a_refused_resume_changes_nothing(config, finished, half, tmp_path):
         run = shutil.copytree(there, tmp_path / there.name)
         before = contents(run)
         with pytest.raises(InputError, match="is not the one that the run began with"):
-            train(changed(config, wrong), run)
+            train(apply_changes(config, wrong), run)
         assert contents(run) == before
 
 
@@ -177,7 +177,7 @@ def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, t
     run = shutil.copytree(half, tmp_path / "run")
     path = run / "config.json"
     path.write_text(path.read_text().replace('"dropout": 0.1', '"dropout": 0.0'))
-    continued(run, changed(config, {"model.dropout": 0.0, "train.accumulate": 2}))
+    continued(run, apply_changes(config, {"model.dropout": 0.0, "train.accumulate": 2}))
 
 
 def test_one_run_at_a_time(config, half, tmp_path):
@@ -194,7 +194,7 @@ def test_one_run_at_a_time(config, half, tmp_path):
 def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
     """And the best checkpoint, or one of a step, is found by its name."""
     run = f"{tmp_path}/run"
-    train(changed(config, {"train.steps": 4, "train.checkpoint_every": 2, "train.eval_every": 2}), run)
+    train(apply_changes(config, {"train.steps": 4, "train.checkpoint_every": 2, "train.eval_every": 2}), run)
     scores = {step: loss for (step, split), loss in losses(pathlib.Path(run)).items() if split == "validation"}
     assert set(scores) == {2, 4}
     metrics = pathlib.Path(run) / "checkpoints" / "2" / "metrics" / "metrics"
@@ -289,7 +289,7 @@ def test_a_run_outlives_its_cache(config, finished, half, tmp_path, monkeypatch)
     """The corpus is tokenised again, with the tokenizer of the run: training one again might give another."""
     monkeypatch.setattr(token_cache, "train_sentencepiece", None)
     run = shutil.copytree(half, tmp_path / "run")
-    train(changed(config, {"data.cache_dir": str(tmp_path / "new")}), run)
+    train(apply_changes(config, {"data.cache_dir": str(tmp_path / "new")}), run)
     assert losses(run) == losses(finished)
     (line,) = evaluate(run, "validation")
     assert line["own_corpus"] and line["step"] == 12
@@ -299,8 +299,8 @@ def test_a_run_outlives_its_cache(config, finished, half, tmp_path, monkeypatch)
 def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     """As a run on the standard library does a new release of Python, as long as the tokens are in the cache."""
     folder = tmp_path / "text"
-    mine = changed(config, {"data.path": write_corpus(folder, seed=3), "data.cache_dir": str(tmp_path / "cache")})
-    mine = changed(mine, {"train.steps": 4, "train.eval_every": 0, "train.checkpoint_every": 2})
+    mine = apply_changes(config, {"data.path": write_corpus(folder, seed=3), "data.cache_dir": str(tmp_path / "cache")})
+    mine = apply_changes(mine, {"train.steps": 4, "train.eval_every": 0, "train.checkpoint_every": 2})
     train(mine, tmp_path / "whole")
     train(mine, tmp_path / "run", should_stop=stop_after(2))
     (before,) = evaluate(tmp_path / "whole", "test")
@@ -321,7 +321,7 @@ def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     elsewhere = write_corpus(tmp_path / "elsewhere", seed=4)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
     with pytest.raises(InputError, match="is not the one that the run began with"):
-        train(changed(mine, {"data.path": elsewhere}), tmp_path / "run")
+        train(apply_changes(mine, {"data.path": elsewhere}), tmp_path / "run")
 
 
 def test_another_tokenizer_in_the_folder_is_found(finished, tmp_path):
@@ -336,7 +336,7 @@ def test_another_tokenizer_in_the_folder_is_found(finished, tmp_path):
 @pytest.mark.parametrize("optimizer", ["muon", "schedule_free_adamw"])
 def test_optimizers_with_states_of_their_own_resume_to_the_bit(config, tmp_path, optimizer):
     """Also with microbatches; and what is saved is what was evaluated."""
-    config = changed(config, {"train.optimizer": optimizer, "data.tokens_per_batch": 512, "train.accumulate": 2})
+    config = apply_changes(config, {"train.optimizer": optimizer, "data.tokens_per_batch": 512, "train.accumulate": 2})
     train(config, tmp_path / "whole")
     train(config, tmp_path / "run", should_stop=stop_after(5))
     train(config, tmp_path / "run")
@@ -348,9 +348,9 @@ def test_optimizers_with_states_of_their_own_resume_to_the_bit(config, tmp_path,
 
 def test_a_run_keeps_the_batch_that_its_first_devices_needed(config, tmp_path):
     """An open one: a resume on fewer devices would have another."""
-    mine = changed(config, {"data.tokens_per_batch": None, "train.steps": 3})
+    mine = apply_changes(config, {"data.tokens_per_batch": None, "train.steps": 3})
     train(mine, tmp_path / "run", should_stop=stop_after(1))
     written = json.loads((tmp_path / "run" / "config.json").read_text())["data"]["tokens_per_batch"]
     assert written == parse(mine).data.tokens_per_batch
-    less = changed(config, {"data.tokens_per_batch": None, "train.steps": 3, "mesh.shape": (1, 1, 8)})
+    less = apply_changes(config, {"data.tokens_per_batch": None, "train.steps": 3, "mesh.shape": (1, 1, 8)})
     assert continued(tmp_path / "run", less).data.tokens_per_batch == written

@@ -90,7 +90,7 @@ class Permuted:
     ],
 )
 def test_a_host_reads_the_rows_of_its_devices(monkeypatch, hosts, rows, groups):
-    monkeypatch.setattr(sharding, "of_all_hosts", lambda value: rows)
+    monkeypatch.setattr(sharding, "gather_from_hosts", lambda value: rows)
     shares = [host_share(Permuted(*slices), 8) for slices in hosts]
     assert [share.rows for share in shares] == rows
     assert [share.group for share in shares] == groups and {share.groups for share in shares} == {max(groups) + 1}
@@ -98,7 +98,7 @@ def test_a_host_reads_the_rows_of_its_devices(monkeypatch, hosts, rows, groups):
 
 
 def test_a_stream_needs_rows_that_are_shared_wholly_or_not_at_all(monkeypatch):
-    monkeypatch.setattr(sharding, "of_all_hosts", lambda value: [[0, 1, 2, 3], [2, 3, 4, 5]])
+    monkeypatch.setattr(sharding, "gather_from_hosts", lambda value: [[0, 1, 2, 3], [2, 3, 4, 5]])
     with pytest.raises(InputError, match="hosts share some of their sequences and not all"):
         check_documents(Share(6, [0, 1, 2, 3]))
 

@@ -5,7 +5,7 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.spikes import Spikes
 from flash_lm.training.train_loop import train
 from training.runs import stop_after
@@ -46,7 +46,7 @@ def test_a_count_goes_on():
 @pytest.mark.usefixtures("usual_promotion")
 def test_runs_log_spikes_and_norms_by_group(tmp_path):
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
-    config = changed(config, {"train.log_groups": True, "train.steps": 30, "train.learning_rate": 1e-3})
+    config = apply_changes(config, {"train.log_groups": True, "train.steps": 30, "train.learning_rate": 1e-3})
     train(config, tmp_path / "whole")
     train(config, tmp_path / "run", should_stop=stop_after(20))
     train(config, tmp_path / "run")

@@ -282,7 +282,7 @@ def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
         assert np.array_equal(a, b)
     with pytest.raises(InputError, match="--split is one of validation, test"):
         evaluate(tmp_path / "run", "train", [])
-    monkeypatch.setattr(train_loop, "of_all_hosts", lambda value: [value, [1, value[1]]])
+    monkeypatch.setattr(train_loop, "gather_from_hosts", lambda value: [value, [1, value[1]]])
     train(config, tmp_path / "two hosts", should_stop=stop_at(2))
     with pytest.raises(InputError, match="streams its corpus on 2 hosts, but here are 1"):
         train(config, tmp_path / "two hosts")

@@ -10,7 +10,7 @@ import numpy as np
 
 from flash_lm.inference.running_batch import NewTokens, RunningBatch
 from flash_lm.inference.sampling import Sampling
-from flash_lm.runs.hosts import of_all_hosts
+from flash_lm.runs.hosts import gather_from_hosts
 
 _ASK_EVERY_S = 1.0  # a call at least this often: the network does not let hosts wait long for each other
 _NOTHING, _END = "nothing", "end"
@@ -30,7 +30,7 @@ class CallsOnAllHosts:
         if not self._is_distributed:
             return self._calls[name](*arguments)
         with self._one_at_a_time:
-            of_all_hosts([name, arguments])
+            gather_from_hosts([name, arguments])
             return self._calls[name](*arguments)
 
     def lead(self) -> None:
@@ -44,7 +44,7 @@ class CallsOnAllHosts:
     def follow(self) -> None:
         """Makes the calls of the first host until it ends; for the other hosts."""
         while True:
-            name, arguments = of_all_hosts(None)[0]
+            name, arguments = gather_from_hosts(None)[0]
             if name == _END:
                 return
             if name != _NOTHING:
@@ -55,14 +55,14 @@ class CallsOnAllHosts:
         if self._is_distributed:
             with self._one_at_a_time:
                 self._ended.set()
-                of_all_hosts([_END, []])
+                gather_from_hosts([_END, []])
 
     def _ask(self) -> None:
         """Makes empty calls, so that the other hosts never wait too long."""
         while not self._ended.wait(_ASK_EVERY_S):
             with self._one_at_a_time:
                 if not self._ended.is_set():
-                    of_all_hosts([_NOTHING, []])
+                    gather_from_hosts([_NOTHING, []])
 
 
 class BatchOnAllHosts:

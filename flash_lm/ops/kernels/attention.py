@@ -15,7 +15,7 @@ from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.kernels.backends import BACKENDS
 from flash_lm.ops.kernels.programs import Form, Seen, entering_sums, score_derivatives, weighted_values
 from flash_lm.ops.log_decay import Running
-from flash_lm.ops.matmul import matmul, summed
+from flash_lm.ops.matmul import matmul, sum_axis
 
 _BAND = 1024  # queries whose score derivatives exist at the same time
 
@@ -103,7 +103,7 @@ def _backward(form: Form, kept, d_out: jax.Array):
     d_decay = None
     if decay is not None:
         # A weight q·k e^(b_i − b_j) grows with b_i as with q_i, and shrinks with b_j as it grows with k_j.
-        of_q, of_k = (summed(x.astype(jnp.float32) * d_x, -1)[..., 0] for x, d_x in ((q, d_q), (k, d_k)))
+        of_q, of_k = (sum_axis(x.astype(jnp.float32) * d_x, -1)[..., 0] for x, d_x in ((q, d_q), (k, d_k)))
         d_decay = Running(jnp.zeros_like(decay.coarse), of_q - of_k)
     return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v, None, d_bias, d_across, d_decay
 

@@ -9,7 +9,7 @@ from flash_lm.ops.kernels.backends import BACKENDS, Work
 
 _log = logging.getLogger(__name__)
 
-_OF_PLATFORM = {"gpu": "triton", "tpu": "mosaic"}
+_BACKENDS = {"gpu": "triton", "tpu": "mosaic"}
 _SMALLEST = 128  # queries in a chunk: with fewer, a tile is mostly padding
 _NARROWEST = 64  # width of queries and values: likewise
 # XLA's form of the Linear Transformer, values of 64, is faster on an H200: benchmarks/gpu/results/kernels/.
@@ -34,7 +34,7 @@ def choose_backend(
         A name of `BACKENDS`, or None for the form that XLA compiles.
     """
     platform = jax.default_backend()
-    backend = _OF_PLATFORM.get(platform, "interpreted")
+    backend = _BACKENDS.get(platform, "interpreted")
     if requested == "xla":
         unless = "model.kernels=xla"
     elif unless is None and function not in BACKENDS[backend].functions:
@@ -48,7 +48,7 @@ def choose_backend(
 def _problem(platform: str, backend: str, size: int, q: jax.Array, v: jax.Array) -> str | None:
     """Why a kernel would not help, or None."""
     (length, width), expanded = q.shape[-2:], v.shape[-1]
-    if platform not in _OF_PLATFORM:
+    if platform not in _BACKENDS:
         return f"{platform} has no kernels"
     if size < _SMALLEST or width % _NARROWEST or expanded % _NARROWEST:
         return f"{size} queries of {width} and values of {expanded} would be mostly padding"

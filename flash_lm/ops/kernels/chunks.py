@@ -11,7 +11,7 @@ from flash_lm.ops.chunks import from_chunks, to_chunks
 from flash_lm.ops.kernels.attention import attend
 from flash_lm.ops.kernels.programs import Form, Seen
 from flash_lm.ops.log_decay import Running
-from flash_lm.ops.visibility import Sight
+from flash_lm.ops.visibility import KeySpan
 
 _ROWS, _TENSOR = ("data", "fsdp"), "tensor"
 
@@ -30,7 +30,7 @@ def attend_in_chunks(
     k_BxHxLxK: jax.Array,
     v_BxHxLxE: jax.Array,
     runs_BxL: jax.Array,
-    sight: Sight,
+    key_span: KeySpan,
     *,
     chunk_size: int,
     divisor_BxL: jax.Array,
@@ -48,7 +48,7 @@ def attend_in_chunks(
         k_BxHxLxK: keys.
         v_BxHxLxE: values.
         runs_BxL: run of each token (see `Segments`), (B or 1)×L.
-        sight: what the queries see in the full sequence.
+        key_span: keys that each query sees, in the full sequence.
         chunk_size: C; the row's length for attention over all pairs.
         divisor_BxL: N of each query inside its chunk, (B or 1)×L float32, not zero.
         bias_W: bias for the distances 1 − C … C − 1 from query to key, float32.
@@ -61,11 +61,11 @@ def attend_in_chunks(
     size = min(chunk_size, v_BxHxLxE.shape[2])
     if bias_W is not None:
         bias_W = bias_W[chunk_size - size : chunk_size + size - 1]
-    about = (_seen(sight, size, divisor_BxL), _crossing(runs_BxL, size) if across else None)
+    about = (_seen(key_span, size, divisor_BxL), _crossing(runs_BxL, size) if across else None)
     arrays = (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE)
     if across is not None:
         # Without chunks before it a query has nothing to read: the sum belongs to another document.
-        weight_BxL = jnp.where(sight.before_chunk(size) > 0, across.weight_BxL, 0)
+        weight_BxL = jnp.where(key_span.before_chunk(size) > 0, across.weight_BxL, 0)
         arrays += (across.q_BxHxLxK * weight_BxL[:, None, :, None].astype(across.q_BxHxLxK.dtype), across.k_BxHxLxK)
     if decay is not None:
         arrays += tuple(decay)
@@ -85,8 +85,8 @@ def attend_in_chunks(
     return _on_mesh(on_device, arrays, about, bias_W)
 
 
-def _seen(sight: Sight, size: int, divisor_BxL: jax.Array) -> Seen:
-    _, first_BxL, stop_BxL = sight.in_chunks(size)
+def _seen(key_span: KeySpan, size: int, divisor_BxL: jax.Array) -> Seen:
+    _, first_BxL, stop_BxL = key_span.clip_to_chunks(size)
     inverse_BxL = jnp.broadcast_to(1 / divisor_BxL, first_BxL.shape)
     return Seen(*(to_chunks(x_BxL, size) for x_BxL in (first_BxL, stop_BxL, inverse_BxL)))
 

@@ -10,7 +10,7 @@ Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to fifteen min
 from ml_collections import ConfigDict
 
 from flash_lm.configs import flash_base, quickstart
-from flash_lm.families.family import with_form
+from flash_lm.families.family import families_with_form
 
 TITLE = "Every family at one size"
 METRIC = "perplexity"
@@ -27,7 +27,7 @@ def get_config(scale: str = "paper") -> ConfigDict:
 
 
 def get_runs(scale: str = "paper") -> dict[str, dict]:
-    others = [family for family in with_form(causal=True) if family != BASELINE]
+    others = [family for family in families_with_form(causal=True) if family != BASELINE]
     return {family: {"model.family": family} for family in (BASELINE, *others)}  # the first is the baseline
 
 

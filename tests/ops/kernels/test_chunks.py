@@ -15,7 +15,7 @@ from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.log_decay import running
 from flash_lm.ops.segments import find_segments
-from flash_lm.ops.visibility import sight_of
+from flash_lm.ops.visibility import document_key_span
 from flash_lm.training.sharding import make_mesh
 from ops.kernels import reference
 
@@ -62,7 +62,7 @@ def run(x: dict, ids: jax.Array, *, chunk: int, causal: bool, function: str, dty
             k,
             v,
             segments.runs_BxL,
-            sight_of(segments, causal=causal),
+            document_key_span(segments, causal=causal),
             chunk_size=chunk,
             divisor_BxL=x["divisor"],
             bias_W=x.get("bias"),
