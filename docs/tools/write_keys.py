@@ -8,7 +8,7 @@ import itertools
 import pathlib
 
 from flash_lm.cli.run import run
-from flash_lm.cli.types import words_of
+from flash_lm.cli.types import split_words
 from flash_lm.config.experiment import Config
 from flash_lm.config.keys import SECTIONS, key_names
 from flash_lm.config.keys import keys as all_keys
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config.plugins", dest="plugins", default="", help="modules whose keys to include")
     parser.add_argument("--out", type=pathlib.Path, default=_PAGE)
     arguments = parser.parse_args(argv)
-    import_plugins(words_of(arguments.plugins))
+    import_plugins(split_words(arguments.plugins))
     arguments.out.write_text(page(), encoding="utf-8")
 
 

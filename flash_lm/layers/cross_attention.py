@@ -10,9 +10,9 @@ from flash_lm.config.keys import at_least, key, one_of, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.attention import (
+    apply_qk_norm,
     gated,
     join_heads,
-    normalised,
     query_key_norms,
     silu,
     split_heads,
@@ -109,6 +109,7 @@ class CrossAttention(CrossSublayer):
 
     def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
         """H heads of width D / H."""
+        # Queries from the decoder, keys and values from the encoder, all of width D.
         dim = config.model_dim
         self.core, self.heads, self.memory_length = core, options.heads, config.max_length
         self.key_width = self.value_width = dim // self.heads
@@ -119,11 +120,11 @@ class CrossAttention(CrossSublayer):
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:
         """Queries, and no gate."""
-        return normalised(split_heads(self.query(x_BxLxD), self.heads), self.query_norm), None
+        return apply_qk_norm(split_heads(self.query(x_BxLxD), self.heads), self.query_norm), None
 
     def keys_values(self, x_BxMxD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `CrossSublayer`."""
-        k = normalised(split_heads(self.key(x_BxMxD), self.heads), self.key_norm)
+        k = apply_qk_norm(split_heads(self.key(x_BxMxD), self.heads), self.key_norm)
         return k, split_heads(self.value(x_BxMxD), self.heads)
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate: Any) -> jax.Array:
