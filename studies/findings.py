@@ -13,8 +13,8 @@ from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replace_block
 from flash_lm.runs.jsonl import Line, read_lines
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
-from studies.protocol.hypotheses import Hypothesis, step_name, timed_steps
-from studies.protocol.jobs import made_lines
+from studies.protocol.hypotheses import Hypothesis, best_timings, step_name
+from studies.protocol.jobs import read_job_lines
 from studies.protocol.verdict import ALIKE, FAILS, HOLDS, NOT_RUN, UNDECIDED, WORDS
 
 HERE = pathlib.Path(__file__).parent
@@ -79,7 +79,7 @@ class Results:
 
     def runs(self) -> list[Line]:
         """Those of the runs of the study."""
-        return made_lines(self.root / _QUALITY)
+        return read_job_lines(self.root / _QUALITY)
 
 
 def judged(results: Results, hypothesis: Hypothesis) -> str:
@@ -126,7 +126,7 @@ def _of_design(results: Results) -> Figures:
     models = results.lines(SUMMARY, part=PART, length=512, slice=None)
     budgets, seeds = ({x[key] for x in models if x["seeds"]} for key in ("share", "seeds"))
     timed = results.lines(TIMES)
-    machine = timed_steps(timed)[step_name(PART, FLASH)]["device"].partition(",")[0]
+    machine = best_timings(timed)[step_name(PART, FLASH)]["device"].partition(",")[0]
     return {
         "size": _size(line["parameters"]),
         "tokens": _tokens(line),

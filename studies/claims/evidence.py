@@ -40,7 +40,7 @@ class Evidence:
     studies: Mapping[str, Mapping[str, Mapping[int, Run]]]
     files: Mapping[str, Sequence[Line]]
 
-    def of_same_seeds(self, study: str, *names: str) -> list[tuple[Run, ...]]:
+    def runs_of_common_seeds(self, study: str, *names: str) -> list[tuple[Run, ...]]:
         """Runs of a study grouped by seed, for each seed that all of them have.
 
         Raises:

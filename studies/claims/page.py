@@ -9,7 +9,7 @@ from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
 from studies.claims.collect import gather
 from studies.claims.evidence import Evidence
 from studies.claims.report import Claim, read_claim
-from studies.protocol.jobs import made_lines
+from studies.protocol.jobs import read_job_lines
 from studies.protocol.ratios import SEEDS
 from studies.protocol.verdict import ALIKE, ARITHMETIC, WORDS, Verdict
 
@@ -53,7 +53,7 @@ def read_evidence(root: pathlib.Path) -> Evidence:
     files = {path for claim in claims for rule in claim.rules for path in getattr(rule, "files", ())}
     files |= {part["times"] for row in table["claims"] for part in row["rules"] if "times" in part}
     return Evidence(
-        studies, {path: made_lines((root / path).parent, pathlib.Path(path).stem) for path in sorted(files)}
+        studies, {path: read_job_lines((root / path).parent, pathlib.Path(path).stem) for path in sorted(files)}
     )
 
 

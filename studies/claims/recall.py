@@ -8,8 +8,8 @@ from scipy.stats import spearmanr
 
 from flash_lm.runs.jsonl import Line
 from studies.claims.evidence import Evidence, MissingError
-from studies.protocol.rates import at_best_rate
-from studies.protocol.verdict import FEWEST, UNDECIDED, Verdict, by_seeds
+from studies.protocol.rates import lines_at_best_rate
+from studies.protocol.verdict import FEWEST, UNDECIDED, Verdict, judge_seeds
 from studies.recall.report import loss_of
 
 
@@ -45,7 +45,7 @@ class RecallGrows:
             found.append(rank_correlation([x["state_bytes"] for x in lines], [x["accuracy"] for x in lines]))
         figure = f"rank correlation at width {self.width} {', '.join(f'{x:.2f}' for x in found)}"
         return Verdict(
-            UNDECIDED if reasons else by_seeds([x >= self.least for x in found], seeds=FEWEST), figure, reasons
+            UNDECIDED if reasons else judge_seeds([x >= self.least for x in found], seeds=FEWEST), figure, reasons
         )
 
 
@@ -89,7 +89,7 @@ class Recalls:
             value, *other = (self._accuracy(seeds[seed]) for seeds in runs)
             found.append(value - sum(other))
         listed = ", ".join(_points(x, self.second) for x in found)
-        word = UNDECIDED if reasons else by_seeds([self.least <= x <= self.most for x in found], seeds=FEWEST)
+        word = UNDECIDED if reasons else judge_seeds([self.least <= x <= self.most for x in found], seeds=FEWEST)
         return Verdict(word, f"{self._what} at width {self.width} {listed}", reasons)
 
     def _accuracy(self, line: Line) -> float:
@@ -121,7 +121,7 @@ def _by_seed(
     lines, runs, reasons = [*evidence.files.get(path, ())], [], []
     rates, seeds = ({line[key] for line in lines} for key in ("rate", "seed"))
     for model in models:
-        chosen = at_best_rate(lines, {"model": model, "width": width}, loss_of)
+        chosen = lines_at_best_rate(lines, {"model": model, "width": width}, loss_of)
         if not chosen:
             raise MissingError(f"{path} has no run of {model} at width {width}")
         tried = {x["rate"] for x in lines if (x["model"], x["width"]) == (model, width)}

@@ -25,8 +25,8 @@ from studies.protocol.verdict import (
     Rule,
     Verdict,
     bounds,
-    by_interval,
-    by_seeds,
+    judge_interval,
+    judge_seeds,
 )
 
 BY_SEEDS = ", by the seeds alone"  # the lines of these studies have no blocks of text
@@ -68,7 +68,7 @@ class Ratio:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Also undecided if only the validation split was scored, because choices were made on it."""
-        pairs = evidence.of_same_seeds(self.study, self.first, self.second)
+        pairs = evidence.runs_of_common_seeds(self.study, self.first, self.second)
         logs, reasons = _log_ratios(pairs, self.length, self.metric)
         ratio = MeanRatio(logs, {})
         word = _word(ratio, Rule(self.relation, self.margin).limits, reasons)
@@ -101,7 +101,7 @@ class Growth:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Uses the seeds that all four runs have."""
-        runs = evidence.of_same_seeds(self.study, *self.of, *self.than)
+        runs = evidence.runs_of_common_seeds(self.study, *self.of, *self.than)
         of, of_reasons = _log_ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
         than, than_reasons = _log_ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
         reasons = tuple(dict.fromkeys((*of_reasons, *than_reasons)))
@@ -142,7 +142,7 @@ class EqualTime:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Undecided unless the times agree. The figure says so if both runs took the same number of steps."""
-        pairs = evidence.of_same_seeds(self.study, self.first, self.second)
+        pairs = evidence.runs_of_common_seeds(self.study, self.first, self.second)
         logs, reasons = _log_ratios(pairs, None, "perplexity")
         ratio = MeanRatio(logs, {})
         steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
@@ -197,7 +197,7 @@ class Measured:
         asked = f" of {self.least:,g}" if self.least and self.second else ""
         figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
         runs = f"{len(found)} runs" if len(found) > 1 else "one run"
-        word = by_seeds([self.least <= x <= self.most for x in found], seeds=FEWEST) if self.judged else None
+        word = judge_seeds([self.least <= x <= self.most for x in found], seeds=FEWEST) if self.judged else None
         wanted = [x for x in (self.first, self.second) if x]
         of = lambda path: [x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in wanted)]
         return Verdict(word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in of(path)))
@@ -285,7 +285,7 @@ def _log_ratios(
 
 
 def _word(ratio: MeanRatio, limits: tuple[float, float], reasons: Sequence[str]) -> str:
-    return UNDECIDED if reasons else by_interval(ratio, limits)
+    return UNDECIDED if reasons else judge_interval(ratio, limits)
 
 
 def _digits(x: float) -> int:

@@ -62,18 +62,18 @@ def get_config(text: pathlib.Path) -> ConfigDict:
     return config
 
 
-def jobs(text: pathlib.Path, known: str, seeds: Sequence[int]) -> list[Job]:
+def jobs(text: pathlib.Path, texts_hash: str, seeds: Sequence[int]) -> list[Job]:
     """Each family by the same recipe.
 
     Args:
         text: see `write_text`.
-        known: identifies it.
+        texts_hash: a hash of the texts.
         seeds: of each family.
     """
-    return [_job(get_config(text), known, family, seed) for seed in seeds for family in FAMILIES]
+    return [_job(get_config(text), texts_hash, family, seed) for seed in seeds for family in FAMILIES]
 
 
-def _job(recipe: Any, known: str, family: str, seed: int) -> Job:
+def _job(recipe: Any, texts_hash: str, family: str, seed: int) -> Job:
     config: Any = changed(recipe, {"model.family": family, "seed": seed})
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
@@ -81,4 +81,4 @@ def _job(recipe: Any, known: str, family: str, seed: int) -> Job:
         return evaluate(folder, "validation")
 
     about = {"part": PART, "run": family, "seed": seed}
-    return Job(f"{PART}_{family}_seed_{seed}", about, study_hash(config, known), make, hours=_HOURS, config=config)
+    return Job(f"{PART}_{family}_seed_{seed}", about, study_hash(config, texts_hash), make, hours=_HOURS, config=config)

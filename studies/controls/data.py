@@ -10,7 +10,7 @@ from studies.controls.design import Data
 from studies.quality import data as texts
 
 
-def prepared(data: pathlib.Path, folder: pathlib.Path) -> Data:
+def prepare_texts(data: pathlib.Path, folder: pathlib.Path) -> Data:
     """The texts in a folder; they are written there if they are not yet.
 
     Args:

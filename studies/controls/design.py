@@ -7,8 +7,8 @@ from typing import NamedTuple
 from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.grid import changed
 from studies.controls import anchor, recall
-from studies.controls.language import Candidate, Text, chosen, jobs
-from studies.protocol.jobs import Job, made_lines
+from studies.controls.language import Candidate, Text, jobs, lines_at_best_rates
+from studies.protocol.jobs import Job, read_job_lines
 from studies.quality import config as study
 from studies.quality.run import POSITIONS, Part
 from studies.quality.step_times import time_parts
@@ -39,7 +39,7 @@ class Data(NamedTuple):
     """
 
     folder: pathlib.Path
-    known: str = ""
+    texts_hash: str = ""
 
 
 class Group(NamedTuple):
@@ -96,10 +96,10 @@ def folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     return root / "studies" / NAME / "results", root / "studies" / "quality" / "results"
 
 
-def lines_of(controls: pathlib.Path, quality: pathlib.Path) -> list[Line]:
+def read_counted_lines(controls: pathlib.Path, quality: pathlib.Path) -> list[Line]:
     """The lines of the controls, and those of the study of quality that count here, too, from the folders of both."""
-    older = [line for line in made_lines(quality) if _TAKEN.get(line["run"]) == line.get("rate")]
-    return [line for line in older if line["part"] == ROWS.name] + made_lines(controls)
+    older = [line for line in read_job_lines(quality) if _TAKEN.get(line["run"]) == line.get("rate")]
+    return [line for line in older if line["part"] == ROWS.name] + read_job_lines(controls)
 
 
 def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
@@ -107,14 +107,14 @@ def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
     in_order = lambda groups: [job for group in groups for job in _jobs(group, data, lines)]
     shakespeare = data.folder / "shakespeare"
     return [
-        *anchor.jobs(shakespeare, data.known, (0,)),
+        *anchor.jobs(shakespeare, data.texts_hash, (0,)),
         *_search(data, lines),
         *in_order(FIRST),
         *_far(data, lines),
         *in_order(THEN),
         *recall.jobs(),
         *in_order(LAST),
-        *anchor.jobs(shakespeare, data.known, (1, 2)),
+        *anchor.jobs(shakespeare, data.texts_hash, (1, 2)),
     ]
 
 
@@ -122,7 +122,7 @@ def jobs_ever(data: Data) -> list[Job]:
     """Jobs of every model that the controls may come to, whichever text is found."""
     far = [job for name in FAR for job in _jobs(_far_group(name), data, [])]
     softmax = [_jobs(Group(part, [_softmax_in_rows_of_2048(part)], name), data, []) for name, part in FAR.items()]
-    return [*jobs_now(data, []), *far, *(job for own in softmax for job in own)]
+    return [*jobs_now(data, []), *far, *(job for part_jobs in softmax for job in part_jobs)]
 
 
 def groups(lines: Sequence[Line]) -> list[Group]:
@@ -135,7 +135,7 @@ def time_steps(data: Data, controls: pathlib.Path, quality: pathlib.Path, rounds
     """Times the steps of the models of rows of 512 that have lines, into step_times.jsonl."""
     config = changed(study.get_config(), _text("study", data).data)
     models = {x.name: x.changes for group in groups([]) if group.part is ROWS for x in group.candidates}
-    lines, file = lines_of(controls, quality), controls / "step_times.jsonl"
+    lines, file = read_counted_lines(controls, quality), controls / "step_times.jsonl"
     return time_parts(config, [ROWS._replace(models=models)], lines, rounds, file)
 
 
@@ -145,27 +145,27 @@ def gain(lines: Sequence[Line], part: str) -> float | None:
     The former is that of the second half of rows of 512, the latter of the second half of rows of 2048: each is half of
     the text, evenly spread, so that their tokens are as hard. Seed 0 at its best rate; None: it is not made.
     """
-    own = [x for x in chosen(lines, part, [_softmax_in_rows_of_2048(FAR[part])]) if x["seed"] == 0]
-    at = {(x["length"], x["slice"]): x["perplexity"] for x in own if x.get("slices") == POSITIONS}
+    scores = [x for x in lines_at_best_rates(lines, part, [_softmax_in_rows_of_2048(FAR[part])]) if x["seed"] == 0]
+    at = {(x["length"], x["slice"]): x["perplexity"] for x in scores if x.get("slices") == POSITIONS}
     return at[512, "256–511"] / at[2048, LAST_HALF] if at else None
 
 
 def far_text(lines: Sequence[Line]) -> str | None:
     """The part whose text shows what global attention is worth: the first on which softmax gains enough."""
-    found = {part: gain(lines, part) for part in FAR}
-    return next((part for part, factor in found.items() if factor is not None and factor >= GAIN), None)
+    gains = {part: gain(lines, part) for part in FAR}
+    return next((part for part, factor in gains.items() if factor is not None and factor >= GAIN), None)
 
 
 def _search(data: Data, lines: Sequence[Line]) -> list[Job]:
     """The Transformer++ on each text in turn, until one shows a gain from far tokens."""
-    found: list[Job] = []
+    jobs_so_far: list[Job] = []
     for part in FAR.values():
         alone = part._replace(seeds=(0,))
-        found += _jobs(Group(alone, [_softmax_in_rows_of_2048(part)], part.name), data, lines)
+        jobs_so_far += _jobs(Group(alone, [_softmax_in_rows_of_2048(part)], part.name), data, lines)
         factor = gain(lines, part.name)
         if factor is None or factor >= GAIN:
             break
-    return found
+    return jobs_so_far
 
 
 def _far(data: Data, lines: Sequence[Line]) -> list[Job]:
@@ -196,4 +196,4 @@ def _text(name: str, data: Data) -> Text:
         "far_books": {"data.path": str(study_data / "books")},
         "far_bigrams": {"data.corpus": "bigrams", "data.pack": "examples", "data.bigrams.symbols": 48},
     }
-    return Text(changes[name], data.known)
+    return Text(changes[name], data.texts_hash)

@@ -10,7 +10,7 @@ from flash_lm.sweeps.grid import Changes, changed
 from studies.protocol.jobs import Job, ShouldStop, study_hash
 from studies.protocol.rates import best_rate, rates_to_try
 from studies.quality import config as study
-from studies.quality.run import DECAY, Part, Trunk, one_trunk
+from studies.quality.run import DECAY, Part, Trunk, run_trunk
 
 # Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.
 _STEP_S = {
@@ -45,7 +45,7 @@ class Text(NamedTuple):
     """What models of a part read: keys of the config's data, and what identifies the texts."""
 
     data: Changes
-    known: str
+    texts_hash: str
 
 
 def jobs(
@@ -61,29 +61,34 @@ def jobs(
         taken: candidates with a rate whose runs, with all seeds, are lines of an older study.
     """
     config = changed(study.get_config(), text.data)
-    found = []
+    job_list = []
     for candidate in candidates:
-        own = part._replace(models={candidate.name: candidate.changes})
+        part_of_candidate = part._replace(models={candidate.name: candidate.changes})
         # Not trunks_of, which checks that the batch fits the devices: jobs are listed on any machine.
         first, *others = [
-            Trunk(own, candidate.name, seed, changed(config, {**own.runs[candidate.name], "seed": seed}))
+            Trunk(
+                part_of_candidate,
+                candidate.name,
+                seed,
+                changed(config, {**part_of_candidate.runs[candidate.name], "seed": seed}),
+            )
             for seed in part.seeds
         ]
         known_rate = taken.get(candidate.name)
-        rates = [rate for rate in rates_of(lines, part.name, candidate) if rate != known_rate]
-        found += [_job(first, rate, candidate, text) for rate in rates]
-        best = best_of(lines, part.name, candidate)
+        rates = [rate for rate in candidate_rates(lines, part.name, candidate) if rate != known_rate]
+        job_list += [_job(first, rate, candidate, text) for rate in rates]
+        best = find_best_rate(lines, part.name, candidate)
         if best is None or best != known_rate:
-            found += [_job(trunk, best, candidate, text) for trunk in others]
-    return found
+            job_list += [_job(trunk, best, candidate, text) for trunk in others]
+    return job_list
 
 
-def rates_of(lines: Sequence[Line], part: str, candidate: Candidate) -> list[float]:
+def candidate_rates(lines: Sequence[Line], part: str, candidate: Candidate) -> list[float]:
     """The rates of a candidate; while the best is the lowest or the highest, up to `_FURTHER` beyond it."""
-    return sorted(rates_to_try(candidate.rates, losses_of(lines, part, candidate), _FURTHER))
+    return sorted(rates_to_try(candidate.rates, losses_by_rate(lines, part, candidate), _FURTHER))
 
 
-def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[float, float]:
+def losses_by_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[float, float]:
     """The loss on the validation split at the whole budget, seed 0, of each rate that is tried; ∞: it failed."""
     losses: dict[float, float] = {}
     for line in lines:
@@ -95,14 +100,14 @@ def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[fl
     return losses
 
 
-def best_of(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
+def find_best_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
     """The rate with the lowest of `losses_of`; None: not all of `rates_of` are tried."""
-    return best_rate(rates_of(lines, part, candidate), losses_of(lines, part, candidate))
+    return best_rate(candidate_rates(lines, part, candidate), losses_by_rate(lines, part, candidate))
 
 
-def chosen(lines: Sequence[Line], part: str, candidates: Sequence[Candidate]) -> list[Line]:
+def lines_at_best_rates(lines: Sequence[Line], part: str, candidates: Sequence[Candidate]) -> list[Line]:
     """The lines that count: of each candidate those at its best rate."""
-    best = {candidate.name: best_of(lines, part, candidate) for candidate in candidates}
+    best = {candidate.name: find_best_rate(lines, part, candidate) for candidate in candidates}
     return [line for line in lines if line["part"] == part and line["rate"] == best.get(line["run"])]
 
 
@@ -112,16 +117,16 @@ def _job(trunk: Trunk, rate: float | None, candidate: Candidate, text: Text) -> 
     used = candidate.rates[0] if rate is None else rate
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-        return one_trunk(trunk, used, folder, should_stop)
+        return run_trunk(trunk, used, folder, should_stop)
 
     config: Any = changed(trunk.config, {"train.learning_rate": used})
     scored = [[*of] for of in (part.shares, part.lengths, part.slices)]
     hours = (_steps(part) * _STEP_S[config.model.family] * candidate.slower + _SCORED_S) / 3600
     at_rate = "best_rate" if rate is None else f"{rate:g}"
     name = f"{part.name}_{trunk.model}_{at_rate}_seed_{trunk.seed}".replace("/", "_")
-    known = study_hash(config, text.known, scored)
-    about = {**trunk.at, "rate": used}
-    return Job(name, about, known, make, is_ready=rate is not None, hours=hours, config=config)
+    job_hash = study_hash(config, text.texts_hash, scored)
+    about = {**trunk.about, "rate": used}
+    return Job(name, about, job_hash, make, is_ready=rate is not None, hours=hours, config=config)
 
 
 def _steps(part: Part) -> int:

@@ -21,7 +21,7 @@ from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import read_lines, write_jsonl
 from studies.lra import models, published
-from studies.lra.report import lines_of, lra_table, plot_lra
+from studies.lra.report import lra_table, plot_lra, read_sweep_lines
 
 
 def main(argv: list[str]) -> None:
@@ -32,8 +32,8 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     kept, lines = read_lines(arguments.out / "runs.jsonl"), []
     for task in published.TASKS:
-        own = [line for line in kept if line["lra"] == task]
-        lines += lines_of(arguments.runs / task, task) if (arguments.runs / task).is_dir() else own
+        kept_lines = [line for line in kept if line["lra"] == task]
+        lines += read_sweep_lines(arguments.runs / task, task) if (arguments.runs / task).is_dir() else kept_lines
     if not lines:
         raise InputError(
             f"--runs={arguments.runs} has no scored sweep: make one with --workdir={arguments.runs}/"

@@ -22,7 +22,7 @@ from flash_lm.errors import InputError
 _IDX_MAGIC = 8  # the third byte of an idx file of unsigned bytes; the fourth is the number of dimensions
 
 
-def spread(count: int, wanted: int) -> np.ndarray:
+def evenly_spaced(count: int, wanted: int) -> np.ndarray:
     """Numbers of `wanted` rows, evenly spread over `count`."""
     return np.linspace(0, count - 1, min(count, wanted)).astype(int)
 
@@ -34,14 +34,14 @@ def thin_idx(source: pathlib.Path, target: pathlib.Path, wanted: int) -> None:
         raise InputError(f"{source} is no idx file of bytes")
     dims = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
     items = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(dims)
-    kept = items[spread(len(items), wanted)]
+    kept = items[evenly_spaced(len(items), wanted)]
     target.write_bytes(gzip.compress(raw[:4] + struct.pack(f">{kept.ndim}I", *kept.shape) + kept.tobytes()))
 
 
 def thin_parquet(source: pathlib.Path, target: pathlib.Path, wanted: int) -> None:
     """Writes a parquet file with fewer rows."""
     table = pq.read_table(source)
-    pq.write_table(table.take(spread(len(table), wanted)), target)
+    pq.write_table(table.take(evenly_spaced(len(table), wanted)), target)
 
 
 # By the last suffix of a file; the name of a test file starts with one of _TEST.

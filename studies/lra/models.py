@@ -20,7 +20,7 @@ FAMILIES = (
     "mega",
 )
 # How models started when these runs were made: a run of the study keeps it, and one of your own starts as all do.
-_AS_MEASURED = {"model.residual_init": "as_init", "model.scale_init": "as_init", "model.divides": "weights"}
+_STARTS_AS_MEASURED = {"model.residual_init": "as_init", "model.scale_init": "as_init", "model.divides": "weights"}
 
 
 def small_model(length: int, rows: int) -> ConfigDict:
@@ -42,10 +42,10 @@ def runs(masked: float) -> dict[str, dict]:
     Args:
         masked: share of the tokens that are masked in the first stage (Amos et al. 2024, arXiv:2310.02980, section 3).
     """
-    found = {}
+    changes_of_run = {}
     for family in FAMILIES:
-        own = {"model.family": family, **_AS_MEASURED}
-        found[f"{family}_scratch"] = own
-        found[f"{family}_masked"] = own | {"task": "masked_lm", "data.masking.rate": masked}
-        found[f"{family}_pretrained"] = own | {"train.init_from": f"{{workdir}}/{family}_masked"}
-    return found
+        base = {"model.family": family, **_STARTS_AS_MEASURED}
+        changes_of_run[f"{family}_scratch"] = base
+        changes_of_run[f"{family}_masked"] = base | {"task": "masked_lm", "data.masking.rate": masked}
+        changes_of_run[f"{family}_pretrained"] = base | {"train.init_from": f"{{workdir}}/{family}_masked"}
+    return changes_of_run

@@ -21,10 +21,10 @@ from flash_lm.config.overrides import apply_overrides
 from flash_lm.errors import InputError
 from flash_lm.runs.provenance import hash_of_files
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import Place, finish, made_lines, make_jobs
+from studies.protocol.jobs import JobFolder, finish, make_jobs, read_job_lines
 from studies.quality import config as study
 from studies.quality.report import write_study
-from studies.quality.run import jobs_of, parts_named
+from studies.quality.run import list_jobs, select_parts
 from studies.quality.step_times import time_parts
 
 
@@ -57,15 +57,15 @@ def main(argv: list[str]) -> None:
         )
     config.data.mixture = study.mixture(arguments.corpus)
     parts = study.get_parts()
-    parts = parts_named(words_of(arguments.parts), parts) if arguments.parts else parts
+    parts = select_parts(words_of(arguments.parts), parts) if arguments.parts else parts
     if arguments.runs:
         texts = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:
-            jobs_now = lambda: jobs_of(config, parts, study.MODELS, study.TUNING_STEPS, texts, out)
-            place = Place(out, arguments.runs, should_stop)
-            finish(make_jobs(jobs_now, place), place)
+            jobs_now = lambda: list_jobs(config, parts, study.MODELS, study.TUNING_STEPS, texts, out)
+            job_folder = JobFolder(out, arguments.runs, should_stop)
+            finish(make_jobs(jobs_now, job_folder), job_folder)
     if arguments.time:
-        time_parts(config, parts, made_lines(out), arguments.rounds, out / "step_times.jsonl")
+        time_parts(config, parts, read_job_lines(out), arguments.rounds, out / "step_times.jsonl")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ SPLITS: Mapping[str, Mapping[str, tuple[str, int | None, int | None]]] = {
 }
 
 
-def texts(file: pathlib.Path, each: int | None, total: int | None, known: set[str]) -> Iterator[str]:
+def read_texts(file: pathlib.Path, each: int | None, total: int | None, seen: set[str]) -> Iterator[str]:
     """The texts of a file that are not known yet, up to a number of characters, and knows them.
 
     Raises:
@@ -51,9 +51,9 @@ def texts(file: pathlib.Path, each: int | None, total: int | None, known: set[st
     read = 0
     for value in column:
         text = value.as_py()
-        if text in known:
+        if text in seen:
             continue
-        known.add(text)
+        seen.add(text)
         yield text[:each]
         read += len(text[:each])
         if total is not None and read >= total:
@@ -67,15 +67,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
     for corpus, splits in SPLITS.items():
-        known: set[str] = set()
+        seen: set[str] = set()
         for split, (name, each, total) in splits.items():
-            found = list(texts(arguments.data / corpus / f"{name}.parquet", each, total, known))
+            documents = list(read_texts(arguments.data / corpus / f"{name}.parquet", each, total, seen))
             folder = arguments.out / corpus
             folder.mkdir(parents=True, exist_ok=True)
             # A parquet file would also say which library wrote it, so its hash would differ for the same text.
-            lines = (json.dumps({"text": text}, ensure_ascii=False) for text in found)
+            lines = (json.dumps({"text": text}, ensure_ascii=False) for text in documents)
             (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            print(f"{corpus} {split}: {len(found):,} texts, {sum(map(len, found)):,} characters")
+            print(f"{corpus} {split}: {len(documents):,} texts, {sum(map(len, documents)):,} characters")
 
 
 if __name__ == "__main__":

@@ -24,42 +24,45 @@ _COLUMNS: Columns = {
 }
 
 
-def rates_of(peer: str, ours: float) -> tuple[float, ...]:
+def peer_rates(peer: str, ours: float) -> tuple[float, ...]:
     """The rates at which a peer is trained; one that was changed, PEER/CHANGE, is examined at ours alone."""
     factors = FACTORS[:1] if "/" in peer else FACTORS
     return tuple(float(f"{factor * ours:.3g}") for factor in factors)
 
 
-def implementations(lines: Sequence[Line]) -> list[Line]:
+def compare_implementations(lines: Sequence[Line]) -> list[Line]:
     """A line for each peer: its best rate by the validation split, and its perplexity on the test split beside ours.
 
     Args:
         lines: of a study's runs; those of peers have `beside`, the model of ours in their part.
     """
-    return [_compared(own, lines) for own in grouped([line for line in lines if "beside" in line], "peer").values()]
+    return [
+        _compare_peer(peer_lines, lines)
+        for peer_lines in grouped([line for line in lines if "beside" in line], "peer").values()
+    ]
 
 
-def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
+def _compare_peer(peer_lines: Sequence[Line], lines: Sequence[Line]) -> Line:
     """Of one peer; its runs at rates that are not asked for, since ours has another rate by now, do not count."""
-    peer, at, beside = (own[0][key] for key in ("peer", "part", "beside"))
-    ours = [line for line in lines if (line["part"], line["run"]) == (at, beside) and "slice" not in line]
-    rates = rates_of(peer, ours[0]["rate"]) if ours else ()
-    own = [line for line in own if line["rate"] in rates]
+    peer, at, ours_name = (peer_lines[0][key] for key in ("peer", "part", "beside"))
+    ours = [line for line in lines if (line["part"], line["run"]) == (at, ours_name) and "slice" not in line]
+    rates = peer_rates(peer, ours[0]["rate"]) if ours else ()
+    peer_lines = [line for line in peer_lines if line["rate"] in rates]
     ours_test = [line for line in ours if line.get("split") == "test" and line["length"] == line["trained_length"]]
-    of_split = lambda split: {line["run"]: line for line in own if line.get("split") == split}
+    of_split = lambda split: {line["run"]: line for line in peer_lines if line.get("split") == split}
     validation, test = of_split("validation"), of_split("test")
-    lost = [line["run"] for line in own if "failed" in line]
-    found: Line = {"peer": peer, "ours": beside, "failed": len(lost), "result": UNFINISHED}
+    lost = [line["run"] for line in peer_lines if "failed" in line]
+    comparison: Line = {"peer": peer, "ours": ours_name, "failed": len(lost), "result": UNFINISHED}
     if ours and (len(lost) == len(rates) or any("failed" in line for line in ours)):
-        return found | {"result": FAILED}
+        return comparison | {"result": FAILED}
     if len(validation) + len(lost) < len(rates) or not ours_test:
-        return found
+        return comparison
     best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
     ours_best = next((line for line in ours_test if _targets_of(line) == _targets_of(best)), None)
     if ours_best is None:
-        return found | {"result": OTHER_TARGETS}
+        return comparison | {"result": OTHER_TARGETS}
     ratio = best["perplexity"] / ours_best["perplexity"]
-    return found | {
+    return comparison | {
         "rate": best["rate"],
         "perplexity": best["perplexity"],
         "ours_perplexity": ours_best["perplexity"],

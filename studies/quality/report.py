@@ -11,16 +11,16 @@ from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.tuning import write_tuning
 from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
 from flash_lm.sweeps.tuning import best_values
-from studies.protocol.hypotheses import Hypothesis, step_name, timed_steps
-from studies.protocol.jobs import RATES, made_lines
+from studies.protocol.hypotheses import Hypothesis, best_timings, step_name
+from studies.protocol.jobs import RATES, read_job_lines
 from studies.protocol.verdict import BY_INTERVAL, verdict_table
-from studies.quality.implementations import implementations, implementations_table
+from studies.quality.implementations import compare_implementations, implementations_table
 from studies.quality.run import POSITIONS
 
 _SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
 _MODEL = ("part", "run")
 _KEYS = (*_MODEL, "share", "length", "slices", "slice")  # of a line over the seeds
-_WHOLE = "perplexity"  # heading of the score of the whole budget
+_FULL = "perplexity"  # heading of the score of the whole budget
 _ABOUT: Columns = {"model": ("run", "{}"), "parameters": ("parameters", "{:,}"), "rate": ("rate", "{:g}")}
 _SPREAD: Columns = {
     "lowest": ("lowest", "{:.2f}"),
@@ -41,15 +41,15 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
         InputError: no run has finished.
     """
     file = out / "step_times.jsonl"
-    runs, times, tuned = made_lines(out), read_lines(file), made_lines(out, RATES)
+    runs, times, tuned = read_job_lines(out), read_lines(file), read_job_lines(out, RATES)
     if not runs:
         raise InputError(f"{out} has no finished run: make some with --runs=FOLDER --corpus=DATA")
-    lines, verdicts = summary(runs, times), [x.verdict_line(runs, times) for x in hypotheses]
+    lines, verdicts = summarize(runs, times), [x.verdict_line(runs, times) for x in hypotheses]
     write_jsonl(out / "summary.jsonl", lines)
     write_jsonl(out / "verdicts.jsonl", verdicts)
     parts = [title, verdict_table(BY_INTERVAL, verdicts), study_tables(lines)]
-    if beside := implementations(runs):
-        parts.append(implementations_table(beside))
+    if comparisons := compare_implementations(runs):
+        parts.append(implementations_table(comparisons))
     if tuned:
         (out / "tuning").mkdir(exist_ok=True)
         parts.append(write_tuning(tuned, best_values(tuned), out / "tuning"))
@@ -60,7 +60,7 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
     return text
 
 
-def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
+def summarize(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
     """One line for each part, model, share of the budget, length of rows and slice: perplexity over the seeds.
 
     Args:
@@ -72,17 +72,17 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
         `flops` of the training, if the model's step was timed. A model whose seeds all failed has one line for its
         part, without scores.
     """
-    step_of = timed_steps(times)
+    step_of = best_timings(times)
     scored = grouped([line for line in lines if line.get("split") == "test"], *_KEYS)
     failed = grouped([line for line in lines if "failed" in line], *_MODEL)
-    found = []
-    for key, own in scored.items():
-        perplexities, first = [line["perplexity"] for line in own], own[0]
+    summaries = []
+    for key, seed_lines in scored.items():
+        perplexities, first = [line["perplexity"] for line in seed_lines], seed_lines[0]
         line = {x: value for x, value in zip(_KEYS, key, strict=True) if value is not None} | {
             "perplexity": statistics.geometric_mean(perplexities),
             "lowest": min(perplexities),
             "highest": max(perplexities),
-            "seeds": len(own),
+            "seeds": len(seed_lines),
             "failed": len(failed.get(key[:2], ())),
             **{x: first[x] for x in _SAME},
         }
@@ -92,13 +92,15 @@ def summary(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
                 "minutes": first["step"] * step["microbatch_ms"] / 60_000,
                 "flops": first["step"] * step["model_flops"],
             }
-        found.append(line)
+        summaries.append(line)
     some = {key[:2] for key in scored}
-    for key, own in failed.items():
+    for key, seed_lines in failed.items():
         if key in some:
             continue
-        found.append(dict(zip(_MODEL, key, strict=True)) | {"seeds": 0, "failed": len(own), "rate": own[0]["rate"]})
-    return found
+        summaries.append(
+            dict(zip(_MODEL, key, strict=True)) | {"seeds": 0, "failed": len(seed_lines), "rate": seed_lines[0]["rate"]}
+        )
+    return summaries
 
 
 def study_tables(lines: Sequence[Line]) -> str:
@@ -120,13 +122,13 @@ def _table(lines: Sequence[Line]) -> str:
     for line in tabled:
         row = rows.setdefault(line["run"], {})
         row[_heading(line)] = line["perplexity"]
-        if _heading(line) == _WHOLE:
+        if _heading(line) == _FULL:
             row |= line
-    headings = list(dict.fromkeys(map(_heading, sorted(tabled, key=_place_in_row))))
-    split = headings.index(_WHOLE) + 1
+    headings = list(dict.fromkeys(map(_heading, sorted(tabled, key=_column_order))))
+    split = headings.index(_FULL) + 1
     scores = lambda names: {name: (name, "{:.2f}") for name in names}
     columns: Columns = {**_ABOUT, **scores(headings[:split]), **_SPREAD, **scores(headings[split:])}
-    ordered = [*sorted(rows.values(), key=lambda row: row[_WHOLE]), *lost]
+    ordered = [*sorted(rows.values(), key=lambda row: row[_FULL]), *lost]
     best = ordered[0]
     return (
         f"{best['part']}: rows of {best['trained_length']} tokens, {best['step']:,} steps of {best['batch_tokens']:,} "
@@ -139,10 +141,10 @@ def _heading(line: Line) -> str:
         return line["slice"]
     if line["length"] != line["trained_length"]:
         return f"in rows of {line['length']}"
-    return _WHOLE if line["share"] == 1 else f"at {line['share']:g} of the budget"
+    return _FULL if line["share"] == 1 else f"at {line['share']:g} of the budget"
 
 
-def _place_in_row(line: Line) -> tuple:
+def _column_order(line: Line) -> tuple:
     """Budgets as they grow, other lengths behind the whole budget, and slices last."""
     return line["share"], "slice" in line, line["length"] != line["trained_length"], line["length"]
 
@@ -159,22 +161,33 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
     """
     lines = [line for line in lines if line["seeds"]]
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
-    several = {part for (part,), own in grouped(trained, "part").items() if len({x["share"] for x in own}) > 1}
+    several = {
+        part for (part,), part_lines in grouped(trained, "part").items() if len({x["share"] for x in part_lines}) > 1
+    }
     curves = [line for line in trained if "minutes" in line and line["part"] in several]
     timed = [line for line in trained if "step_ms" in line and line["share"] == 1]
-    placed = [line for line in lines if line.get("slices") == POSITIONS]
-    longest = {key: max(line["length"] for line in own) for key, own in grouped(placed, *_MODEL).items()}
-    places: list[Line] = [
-        line | {"place": _middle_of(line)} for line in placed if line["length"] == longest[line["part"], line["run"]]
+    by_position = [line for line in lines if line.get("slices") == POSITIONS]
+    longest = {
+        key: max(line["length"] for line in part_lines) for key, part_lines in grouped(by_position, *_MODEL).items()
+    }
+    position_lines: list[Line] = [
+        line | {"place": _middle_position(line)}
+        for line in by_position
+        if line["length"] == longest[line["part"], line["run"]]
     ]
-    names = [line["run"] for line in (*curves, *timed, *places)]
-    for name, own, title, axes in (
+    names = [line["run"] for line in (*curves, *timed, *position_lines)]
+    for name, part_lines, title, axes in (
         ("curves", curves, "Quality against the cost of training", (_against_time, _against_flops)),
         ("quality", timed, "Quality against the time of a step", (_against_step,)),
-        ("context", places, "Quality by position in the row, the longest that was scored", (_against_place,)),
+        (
+            "context",
+            position_lines,
+            "Quality by position in the row, the longest that was scored",
+            (_against_position,),
+        ),
     ):
-        if own:
-            rows = [[panel(of_part) for panel in axes] for of_part in grouped(own, "part").values()]
+        if part_lines:
+            rows = [[panel(of_part) for panel in axes] for of_part in grouped(part_lines, "part").values()]
             plot_panels(rows, out / f"{name}.png", curve="run", names=names, title=title)
 
 
@@ -191,7 +204,7 @@ def _against_step(lines: list[Line]) -> Panel:
     return _panel(lines, "step_ms", "ms a step, median, timed side by side")
 
 
-def _against_place(lines: list[Line]) -> Panel:
+def _against_position(lines: list[Line]) -> Panel:
     return _panel(lines, "place", "position in the row, the middle of each stretch")
 
 
@@ -203,7 +216,7 @@ def _panel(lines: list[Line], x: str, label: str) -> Panel:
     return Panel(lines, x, label, "perplexity", quality, title=title, band=("lowest", "highest"))
 
 
-def _middle_of(line: Line) -> float:
+def _middle_position(line: Line) -> float:
     """The middle of the positions of a slice such as 64–127."""
     first, _, last = line["slice"].partition("–")
     return (int(first) + int(last) + 1) / 2

@@ -18,7 +18,7 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line, grouped
 from flash_lm.sweeps.grid import Changes, Runs, changed, check_runs, train_whole
 from flash_lm.sweeps.tuning import best_values, tune
-from studies.protocol.jobs import RATES, Job, ShouldStop, made_lines, study_hash
+from studies.protocol.jobs import RATES, Job, ShouldStop, read_job_lines, study_hash
 
 DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"
@@ -53,7 +53,10 @@ class Part(NamedTuple):
     @property
     def runs(self) -> Runs:
         """All that differs in each model."""
-        return {model: {**own, **self.changes, "train.steps": self.steps} for model, own in self.models.items()}
+        return {
+            model: {**model_changes, **self.changes, "train.steps": self.steps}
+            for model, model_changes in self.models.items()
+        }
 
 
 class Trunk(NamedTuple):
@@ -65,7 +68,7 @@ class Trunk(NamedTuple):
     config: Any
 
     @property
-    def at(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """What identifies its lines."""
         return {"part": self.part.name, "run": self.model, "seed": self.seed}
 
@@ -80,24 +83,24 @@ class Trunk(NamedTuple):
         return self.model.partition("/")[0]
 
 
-def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
+def list_trunks(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     """The trunks of a study in the order of its parts.
 
     Raises:
         InputError: a config is wrong.
     """
-    found = []
+    trunks = []
     for part in parts:
         check_runs(config, part.runs)
-        found += [
-            Trunk(part, model, seed, changed(config, {**own, "seed": seed}))
+        trunks += [
+            Trunk(part, model, seed, changed(config, {**model_changes, "seed": seed}))
             for seed in part.seeds
-            for model, own in part.runs.items()
+            for model, model_changes in part.runs.items()
         ]
-    return found
+    return trunks
 
 
-def parts_named(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
+def select_parts(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
     """The parts of these names, in the order of the parts.
 
     Raises:
@@ -109,7 +112,7 @@ def parts_named(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
     return [part for part in parts if part.name in names]
 
 
-def jobs_of(
+def list_jobs(
     config: ConfigDict, parts: Sequence[Part], models: Runs, steps: int, texts: str, out: pathlib.Path
 ) -> list[Job]:
     """The jobs of parts of the study in their order: the search of each model's rate, then the runs that have it.
@@ -125,14 +128,14 @@ def jobs_of(
     Raises:
         InputError: a config is wrong.
     """
-    known, found, searched = rates(out), [], set()
-    for trunk in trunks_of(config, parts):
+    best, jobs, searched = read_best_rates(out), [], set()
+    for trunk in list_trunks(config, parts):
         name = trunk.tuned_as
         if name not in searched:
-            found.append(rate_job(config, name, models[name], steps, texts))
+            jobs.append(rate_job(config, name, models[name], steps, texts))
             searched.add(name)
-        found.append(trunk_job(trunk, known.get(name), texts))
-    return found
+        jobs.append(trunk_job(trunk, best.get(name), texts))
+    return jobs
 
 
 def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts: str) -> Job:
@@ -148,20 +151,20 @@ def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts
     schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
     of_longest: Any = changed(config, schedule)
     budget = steps * parse(config).data.tokens_per_batch
-    known = study_hash(changed(of_longest, changes), texts, budget)
+    job_hash = study_hash(changed(of_longest, changes), texts, budget)
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
         return tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
 
-    return Job(model, {"model": model}, known, make, kind=RATES)
+    return Job(model, {"model": model}, job_hash, make, kind=RATES)
 
 
-def rates(out: pathlib.Path) -> dict[str, Line]:
+def read_best_rates(out: pathlib.Path) -> dict[str, Line]:
     """The best line of each model's search, see `best_values`, by model."""
-    found = {}
-    for (model,), own in grouped(made_lines(out, RATES), "model").items():
-        (found[model],) = best_values(own)
-    return found
+    best = {}
+    for (model,), model_lines in grouped(read_job_lines(out, RATES), "model").items():
+        (best[model],) = best_values(model_lines)
+    return best
 
 
 def trunk_job(trunk: Trunk, best: Line | None, texts: str) -> Job:
@@ -173,7 +176,7 @@ def trunk_job(trunk: Trunk, best: Line | None, texts: str) -> Job:
         texts: identifies all texts.
     """
     if best is None:
-        return Job(trunk.name, trunk.at, "", lambda *_: [], is_ready=False)
+        return Job(trunk.name, trunk.about, "", lambda *_: [], is_ready=False)
     scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
     rate = best["value"]
 
@@ -181,14 +184,14 @@ def trunk_job(trunk: Trunk, best: Line | None, texts: str) -> Job:
         if "failed" in best:
             return [{"rate": rate, "failed": f"no learning rate stays finite: {best['failed']}"}]
         try:
-            return one_trunk(trunk, rate, folder, should_stop)
+            return run_trunk(trunk, rate, folder, should_stop)
         except NonfiniteError as error:
             return [{"rate": rate, "failed": str(error)}]
 
-    return Job(trunk.name, trunk.at, study_hash(trunk.config, texts, scored, rate), make)
+    return Job(trunk.name, trunk.about, study_hash(trunk.config, texts, scored, rate), make)
 
 
-def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+def run_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
     """Trains and scores a trunk and its decays; returns a line for each score, with `share`: of the whole budget.
 
     Each budget is scored on the validation and the test split; the whole one also in rows of other lengths and by
@@ -199,18 +202,18 @@ def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
         Stopped: it was asked to stop; the runs can go on.
     """
     lines, data = [], parse(trunk.config).data
-    further = [length for length in trunk.part.lengths if length <= trunk.config.model.max_length]
+    longer = [length for length in trunk.part.lengths if length <= trunk.config.model.max_length]
     for name, changes in schedules(trunk, rate, folder).items():
         train_whole(changed(trunk.config, changes), folder / name, should_stop)
         if name == STABLE:
             continue
-        whole = float(name) == 1
-        lengths = [data.length, *(further if whole else ())]
+        is_full = float(name) == 1
+        lengths = [data.length, *(longer if is_full else ())]
         scores = evaluate(folder / name, "validation")
         for length in lengths:
-            asked = [x for x in trunk.part.slices if whole and (x == POSITIONS or length == data.length)]
-            scores += evaluate(folder / name, "test", [length], slices=[ALL, *asked], blocks=BLOCKS)
-        lines += [score | trunk.at | {"share": float(name), "rate": rate} for score in scores]
+            slices = [x for x in trunk.part.slices if is_full and (x == POSITIONS or length == data.length)]
+            scores += evaluate(folder / name, "test", [length], slices=[ALL, *slices], blocks=BLOCKS)
+        lines += [score | trunk.about | {"share": float(name), "rate": rate} for score in scores]
     return lines
 
 

@@ -36,9 +36,9 @@ def time_parts(
     scored = {(line["part"], line["run"]) for line in lines}
     runs, baseline_of, first = {}, {}, {}
     for part in parts:
-        own = {step_name(part.name, x): changes for x, changes in part.runs.items() if (part.name, x) in scored}
-        runs |= own
-        baseline_of |= {name: first.setdefault(part.name, name) for name in own}
+        part_runs = {step_name(part.name, x): changes for x, changes in part.runs.items() if (part.name, x) in scored}
+        runs |= part_runs
+        baseline_of |= {name: first.setdefault(part.name, name) for name in part_runs}
     return time_steps(config, runs, baseline_of, rounds, file)
 
 
@@ -53,14 +53,14 @@ def time_steps(
     lines, about = [], provenance(jax.devices()[0].device_kind)
     before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
-        own = {name: changed(config, runs[name]) for name in runs if baseline_of[name] == baseline}
-        known = {"device": about["device"], "config_hash": hash_of_group(own), "rounds": rounds}
-        found = [line for line in before if known.items() <= line.items()]
-        if not found:
-            group = {name: one_microbatch(config) for name, config in own.items()}
-            found = [line | about | known for line in time_group(group, baseline, rounds)]
-            append_jsonl(file, found)
-        lines += found
+        configs = {name: changed(config, runs[name]) for name in runs if baseline_of[name] == baseline}
+        identity = {"device": about["device"], "config_hash": hash_of_group(configs), "rounds": rounds}
+        group_lines = [line for line in before if identity.items() <= line.items()]
+        if not group_lines:
+            group = {name: one_microbatch(config) for name, config in configs.items()}
+            group_lines = [line | about | identity for line in time_group(group, baseline, rounds)]
+            append_jsonl(file, group_lines)
+        lines += group_lines
     return lines
 
 

@@ -16,7 +16,7 @@ from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.sweeps.grid import changed
-from studies.quality.run import schedules, trunks_of
+from studies.quality.run import list_trunks, schedules
 
 TABLE = load_module("studies/quality/config.py")
 VARIANTS = {name: TABLE.MODELS["flash_scores"] | changes for name, changes in TABLE.ABLATIONS.items()}
@@ -36,8 +36,8 @@ def config_of(changes):
 def test_the_models_of_the_study_have_one_size():
     sizes = {}
     for name, changes in (TABLE.MODELS | VARIANTS | TABLE.LARGE).items():
-        own = config_of(changes)
-        sizes[name] = facts(own.model.family, own.model, (), ()).parameters
+        config = config_of(changes)
+        sizes[name] = facts(config.model.family, config.model, (), ()).parameters
     assert len(TABLE.MODELS) == 16 and len(sizes) == 28 + 2
     small, large = ({k: x for k, x in sizes.items() if (k in TABLE.LARGE) == big} for big in (False, True))
     for (one, a), (other, b) in [*itertools.combinations(small.items(), 2), *itertools.combinations(large.items(), 2)]:
@@ -80,13 +80,13 @@ def test_only_what_adds_little_by_itself_starts_as_it_is(name):
 def test_models_start_as_by_default(name):
     changes = STARTS[name]
     by_default = complete(parse_model(config_of(changes | {"model.residual_init": None}).model))
-    own = {layer.residual_init for layer in of_layers(by_default)}
-    assert own == {config_of(changes).model.residual_init}
+    starts = {layer.residual_init for layer in of_layers(by_default)}
+    assert starts == {config_of(changes).model.residual_init}
 
 
 def test_the_parts_of_the_study_can_run():
     config = changed(TABLE.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
-    trunks = trunks_of(config, TABLE.get_parts())
+    trunks = list_trunks(config, TABLE.get_parts())
     assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 6 + 6 + 3 + 3 + 39 + 4 + 2
     assert {trunk.tuned_as for trunk in trunks} == set(TABLE.MODELS)
     for trunk in trunks:

@@ -7,7 +7,7 @@ import pytest
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from studies.protocol.hypotheses import Hypothesis, step_name
-from studies.quality.report import study_tables, summary, write_study
+from studies.quality.report import study_tables, summarize, write_study
 
 ABOUT = {
     "family": "flash",
@@ -54,21 +54,21 @@ TIMES = [{"run": step_name("rows_of_512", "flash"), "microbatch_ms": 300.0, "mod
 
 
 def test_seeds_are_averaged_and_failures_counted():
-    found = {(x["run"], x["share"], x["length"], x.get("slice")): x for x in summary(LINES, TIMES)}
-    whole = found["flash", 1.0, 512, None]
-    assert whole["perplexity"] == pytest.approx(60.0)  # √(40 · 90)
-    assert (whole["lowest"], whole["highest"], whole["seeds"], whole["failed"]) == (40.0, 90.0, 2, 1)
-    assert whole["minutes"] == pytest.approx(16.0) and whole["flops"] == pytest.approx(3.2e12)
-    assert found["flash", 0.5, 512, None]["minutes"] == pytest.approx(8.0)
-    assert "minutes" not in found["mc_tfm", 1.0, 512, None]
-    assert found["flash", 1.0, 512, "recall"]["perplexity"] == pytest.approx(90.0)
-    assert all(math.isfinite(line["perplexity"]) for line in found.values())
+    summaries = {(x["run"], x["share"], x["length"], x.get("slice")): x for x in summarize(LINES, TIMES)}
+    full = summaries["flash", 1.0, 512, None]
+    assert full["perplexity"] == pytest.approx(60.0)  # √(40 · 90)
+    assert (full["lowest"], full["highest"], full["seeds"], full["failed"]) == (40.0, 90.0, 2, 1)
+    assert full["minutes"] == pytest.approx(16.0) and full["flops"] == pytest.approx(3.2e12)
+    assert summaries["flash", 0.5, 512, None]["minutes"] == pytest.approx(8.0)
+    assert "minutes" not in summaries["mc_tfm", 1.0, 512, None]
+    assert summaries["flash", 1.0, 512, "recall"]["perplexity"] == pytest.approx(90.0)
+    assert all(math.isfinite(line["perplexity"]) for line in summaries.values())
 
 
 @pytest.mark.parametrize("lines", [LINES, LINES[::-1]], ids=["forward", "backward"])
 def test_the_table_has_the_best_first_and_every_score(lines):
     """In columns that do not depend on which run was made first."""
-    title, _, head, _, *rows = study_tables(summary(lines, TIMES)).splitlines()
+    title, _, head, _, *rows = study_tables(summarize(lines, TIMES)).splitlines()
     assert title == "rows_of_512: rows of 512 tokens, 3,200 steps of 4,096 tokens; test split of books-wiki-imdb"
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     assert columns == [
@@ -85,10 +85,10 @@ def test_the_table_has_the_best_first_and_every_score(lines):
 def test_a_model_that_never_stays_finite_is_in_the_table():
     about = {"part": "rows_of_512", "run": "lost", "failed": "loss nan", "rate": 0.1}
     failed = [about | {"seed": seed} for seed in (0, 1)]
-    *_, last = study_tables(summary([*LINES, *failed], [])).splitlines()
+    *_, last = study_tables(summarize([*LINES, *failed], [])).splitlines()
     cells = [cell.strip() for cell in last.strip("|").split("|")]
     assert cells[0] == "lost" and cells[2] == "0.1" and cells[7:9] == ["0", "2"] and cells[3:7] == [""] * 4
-    assert "no run stayed finite" in study_tables(summary(failed, []))
+    assert "no run stayed finite" in study_tables(summarize(failed, []))
 
 
 def test_files_and_pictures(tmp_path):

@@ -33,10 +33,10 @@ from flash_lm.sweeps.grid import changed
 from flash_lm.training.evaluation import in_blocks, scores_of
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
-from studies.protocol.jobs import Job, Place, finish, make_jobs, study_hash
+from studies.protocol.jobs import Job, JobFolder, finish, make_jobs, study_hash
 from studies.quality import config as study
-from studies.quality.implementations import rates_of
-from studies.quality.run import BLOCKS, Trunk, rates, schedules, trunks_of
+from studies.quality.implementations import peer_rates
+from studies.quality.run import BLOCKS, Trunk, list_trunks, read_best_rates, schedules
 
 WORKER = pathlib.Path(__file__).with_name("train_peers_worker.py")
 
@@ -67,7 +67,7 @@ class PeerRun(NamedTuple):
         return f"{PART}_{self.peer}_{self.rate:g}_seed_{self.ours.seed}".replace("/", "_")
 
     @property
-    def at(self) -> Line:
+    def about(self) -> Line:
         """What identifies its lines."""
         run = f"{self.peer} at {self.rate:g}"
         who = {"peer": self.peer, "beside": self.ours.model, "run": run}
@@ -81,11 +81,11 @@ class PeerRun(NamedTuple):
             python: of the peers' environment.
         """
         config = changed(self.ours.config, {"model.residual_init": "as_init"})
-        known = study_hash(config, texts, self.peer, self.rate)
-        return Job(self.name, self.at, known, lambda folder, should_stop: make(self, python, folder))
+        job_hash = study_hash(config, texts, self.peer, self.rate)
+        return Job(self.name, self.about, job_hash, lambda folder, should_stop: train_and_score(self, python, folder))
 
 
-def runs_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[PeerRun]:
+def list_runs(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[PeerRun]:
     """The runs of each peer, those at our rates first.
 
     Raises:
@@ -93,16 +93,18 @@ def runs_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[Pe
     """
     if unknown := [name for name in peers if name not in PEERS]:
         raise InputError(f"--peers={' '.join(unknown)}: must be among {', '.join(PEERS)}")
-    ours, tuned = {trunk.model: trunk for trunk in trunks}, rates(out)
-    beside = {peer: ours[PEERS[peer]] for peer in peers}
-    if missing := [trunk.tuned_as for trunk in beside.values() if trunk.tuned_as not in tuned]:
+    ours, tuned = {trunk.model: trunk for trunk in trunks}, read_best_rates(out)
+    ours_of_peer = {peer: ours[PEERS[peer]] for peer in peers}
+    if missing := [trunk.tuned_as for trunk in ours_of_peer.values() if trunk.tuned_as not in tuned]:
         raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run python -m studies.quality --runs=…")
     of_ours = lambda trunk: tuned[trunk.tuned_as]["value"]
-    found = [PeerRun(peer, trunk, rate) for peer, trunk in beside.items() for rate in rates_of(peer, of_ours(trunk))]
-    return sorted(found, key=lambda run: run.rate != of_ours(run.ours))
+    runs = [
+        PeerRun(peer, trunk, rate) for peer, trunk in ours_of_peer.items() for rate in peer_rates(peer, of_ours(trunk))
+    ]
+    return sorted(runs, key=lambda run: run.rate != of_ours(run.ours))
 
 
-def ask(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:
+def ask_worker(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:
     """The peer's answer; its progress goes to the terminal.
 
     Raises:
@@ -125,12 +127,12 @@ def write_batches(experiment: Experiment, steps: int, folder: pathlib.Path) -> d
     training = experiment.training_batches(experiment.share())
     _write(folder / "train.npz", [next(training) for _ in range(steps)])
     share, per_token = whole_batch(experiment.config.data.batch_size), experiment.corpus.tokenizer.bytes_per_token()
-    found = {}
+    text_bytes = {}
     for split in SPLITS:
         chosen = list(evaluation_batches(experiment.evaluation_rows(split), share))
         _write(folder / f"{split}.npz", chosen)
-        found[split] = float(sum((per_token[x["targets_BxL"]] * x["loss_mask_BxL"]).sum() for x in chosen))
-    return found
+        text_bytes[split] = float(sum((per_token[x["targets_BxL"]] * x["loss_mask_BxL"]).sum() for x in chosen))
+    return text_bytes
 
 
 def _write(file: pathlib.Path, chosen: list[dict[str, np.ndarray]]) -> None:
@@ -139,18 +141,18 @@ def _write(file: pathlib.Path, chosen: list[dict[str, np.ndarray]]) -> None:
     np.savez(file, inputs_NxBxL=inputs, targets_NxBxL=np.stack(targets).astype(np.int32))
 
 
-def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
+def train_and_score(peer_run: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
     """Trains and scores a run of a peer; returns a line for each split, or one that says why it failed.
 
     Raises:
         RunError: the peer cannot be built or trained, or has another size.
     """
-    ((name, changes),) = schedules(asked.ours, asked.rate, folder).items()
-    experiment = build_experiment(parse(changed(asked.ours.config, changes)))
+    ((name, changes),) = schedules(peer_run.ours, peer_run.rate, folder).items()
+    experiment = build_experiment(parse(changed(peer_run.ours.config, changes)))
     config, train = experiment.config, experiment.config.train
     schedule = learning_rate(train)
     question: Line = {
-        "peer": asked.peer,
+        "peer": peer_run.peer,
         "shape": shape_of(config),
         "parameters": experiment.model.parameter_count(),
         "most_unequal": MOST_UNEQUAL,
@@ -161,12 +163,12 @@ def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Lin
     }
     folder.mkdir(parents=True, exist_ok=True)
     count = write_batches(experiment, train.steps, folder)
-    answer = ask(python, folder, question)
+    answer = ask_worker(python, folder, question)
     if "failed" in answer:
-        return [{**asked.at, "failed": answer["failed"]}]
+        return [{**peer_run.about, "failed": answer["failed"]}]
     about: Line = {
         "task": config.task,
-        "family": asked.peer,
+        "family": peer_run.peer,
         "parameters": answer["parameters"],
         "corpus": experiment.corpus.name,
         "corpus_hash": experiment.corpus.fingerprint[:12],
@@ -179,13 +181,13 @@ def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Lin
         "peer_versions": answer["peer_versions"],
         **provenance(answer["device"]),
     }
-    return [{**about, **_scores(answer[split], count[split]), "split": split, **asked.at} for split in SPLITS]
+    return [{**about, **_scores(answer[split], count[split]), "split": split, **peer_run.about} for split in SPLITS]
 
 
 def _scores(sums: Line, count: float) -> Line:
     """As those of ours, from the sums of each batch, and the bytes of all targets."""
     of_batches = {name: [np.array(x, float) for x in sums[name]] for name in ("nll", "tokens")}
-    blocks = {f"{name}_blocks": in_blocks(found, BLOCKS) for name, found in of_batches.items()}
+    blocks = {f"{name}_blocks": in_blocks(values, BLOCKS) for name, values in of_batches.items()}
     return scores_of({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
 
 
@@ -201,11 +203,11 @@ def main(argv: list[str]) -> None:
     check_python(arguments.python)
     config: Any = study.get_config()
     config.data.mixture = study.mixture(arguments.corpus)
-    trunks = trunks_of(config, [part for part in study.get_parts() if part.name == PART])
+    trunks = list_trunks(config, [part for part in study.get_parts() if part.name == PART])
     texts = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
-    jobs = [x.job(texts, arguments.python) for x in runs_of(words_of(arguments.peers), trunks, arguments.out)]
-    place = Place(arguments.out, arguments.runs, lambda: False)
-    finish(make_jobs(lambda: jobs, place), place)
+    jobs = [x.job(texts, arguments.python) for x in list_runs(words_of(arguments.peers), trunks, arguments.out)]
+    job_folder = JobFolder(arguments.out, arguments.runs, lambda: False)
+    finish(make_jobs(lambda: jobs, job_folder), job_folder)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def from_our_values(build: Callable[[Shape], nn.Module]) -> Callable[[Shape], nn
     The library's have one deviation for all matrices, and those of a Llama ignore the depth.
     """
 
-    def built(shape: Shape) -> nn.Module:
+    def build_from_our_values(shape: Shape) -> nn.Module:
         model = build(shape)
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Embedding):
@@ -126,7 +126,7 @@ def from_our_values(build: Callable[[Shape], nn.Module]) -> Callable[[Shape], nn
                 nn.init.normal_(layer.weight, std=of_depth * inputs**-0.5)
         return model
 
-    return built
+    return build_from_our_values
 
 
 # name -> (distribution that is trained, what builds its model)
@@ -199,25 +199,25 @@ def answer(folder: pathlib.Path) -> dict[str, Any]:
     model.eval()
     for split in question["splits"]:
         with torch.inference_mode():
-            found = [
+            sums = [
                 (loss_of(model, batch, "sum").item(), int((batch[1] >= 0).sum()))
                 for batch in batches(folder / f"{split}.npz")
             ]
-        if not np.isfinite([nll for nll, _ in found]).all():
+        if not np.isfinite([nll for nll, _ in sums]).all():
             raise FloatingPointError(f"the loss on the {split} split is not finite")
-        about[split] = dict(zip(("nll", "tokens"), map(list, zip(*found, strict=True)), strict=True))
+        about[split] = dict(zip(("nll", "tokens"), map(list, zip(*sums, strict=True)), strict=True))
     return about
 
 
 def main(folder: pathlib.Path) -> None:
     """Whatever a library raises, the calling script reports it."""
     try:
-        found = answer(folder)
+        result = answer(folder)
     except Exception as error:
-        found = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        result = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         if isinstance(error, FloatingPointError):
-            found = {"failed": str(error)}
-    (folder / "answer.json").write_text(json.dumps(found))
+            result = {"failed": str(error)}
+    (folder / "answer.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import read_jsonl, read_lines, write_jsonl
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import Place, finish, made_lines, make_jobs
-from studies.recall.report import plot_recall, recall_table, summary
-from studies.recall.run import jobs_of, models_of, time_decoding
+from studies.protocol.jobs import JobFolder, finish, make_jobs, read_job_lines
+from studies.recall.report import plot_recall, recall_table, summarize
+from studies.recall.run import list_jobs, list_models, time_decoding
 
 
 def main(argv: list[str]) -> None:
@@ -43,17 +43,17 @@ def main(argv: list[str]) -> None:
             f"{arguments.config} names no models: give a file like studies/recall/configs/mqar_as_measured.py"
         )
     out.mkdir(parents=True, exist_ok=True)
-    models = models_of(module.get_config(), module.MODELS, module.WIDTHS)
+    models = list_models(module.get_config(), module.MODELS, module.WIDTHS)
     further = getattr(module, "MORE_RATES", 0)
     with stop_on_signal() as should_stop:
-        jobs_now = lambda: jobs_of(models, module.RATES, module.MORE_SEEDS, further, out)
-        place = Place(out, arguments.runs, should_stop)
-        if not finish(make_jobs(jobs_now, place), place):
+        jobs_now = lambda: list_jobs(models, module.RATES, module.MORE_SEEDS, further, out)
+        job_folder = JobFolder(out, arguments.runs, should_stop)
+        if not finish(make_jobs(jobs_now, job_folder), job_folder):
             return
     times = read_lines(out / "times.jsonl")
     if [(line["model"], line["width"]) for line in times] != [(model.name, model.width) for model in models]:
         write_jsonl(out / "times.jsonl", time_decoding(models, arguments.rounds))
-    lines = summary(made_lines(out), read_jsonl(out / "times.jsonl"))
+    lines = summarize(read_job_lines(out), read_jsonl(out / "times.jsonl"))
     write_jsonl(out / "summary.jsonl", lines)
     text = recall_table(lines)
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")

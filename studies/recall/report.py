@@ -6,7 +6,7 @@ import statistics
 from flash_lm.report.figure import drawing, style
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol.rates import at_best_rate
+from studies.protocol.rates import lines_at_best_rate
 
 
 def loss_of(line: Line) -> float:
@@ -14,40 +14,40 @@ def loss_of(line: Line) -> float:
     return -line.get("validation_accuracy", -1.0)
 
 
-def summary(runs: list[Line], times: list[Line]) -> list[Line]:
+def summarize(runs: list[Line], times: list[Line]) -> list[Line]:
     """One line a model and width: accuracy over the seeds at its best rate, its state, and its time for a token.
 
     Seeds whose loss did not stay finite are counted, and have no accuracy.
     """
     ms = {(line["model"], line["width"]): line["ms_a_token"] for line in times}
-    found = []
+    summaries = []
     for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
-        here = at_best_rate(runs, {"model": model, "width": width}, loss_of)
-        chosen, rate = [line for line in here if "failed" not in line], here[0]["rate"]
-        failed = len(here) - len(chosen)
-        if not chosen:
-            found.append({"model": model, "width": width, "rate": rate, "seeds": 0, "failed": failed})
+        chosen_lines = lines_at_best_rate(runs, {"model": model, "width": width}, loss_of)
+        finite, rate = [line for line in chosen_lines if "failed" not in line], chosen_lines[0]["rate"]
+        failed = len(chosen_lines) - len(finite)
+        if not finite:
+            summaries.append({"model": model, "width": width, "rate": rate, "seeds": 0, "failed": failed})
             continue
-        accuracies = [line["accuracy"] for line in chosen]
-        parts = {part: statistics.median(line["by_part"][part] for line in chosen) for part in chosen[0]["by_part"]}
-        found.append(
+        accuracies = [line["accuracy"] for line in finite]
+        parts = {part: statistics.median(line["by_part"][part] for line in finite) for part in finite[0]["by_part"]}
+        summaries.append(
             {
                 "model": model,
                 "width": width,
                 "rate": rate,
-                "seeds": len(chosen),
+                "seeds": len(finite),
                 "failed": failed,
                 "accuracy": statistics.median(accuracies),
                 "lowest": min(accuracies),
                 "highest": max(accuracies),
                 "by_part": parts,
-                "step": statistics.median(line["step"] for line in chosen),
-                "state_bytes": chosen[0]["state_bytes"],
-                "parameters": chosen[0]["parameters"],
+                "step": statistics.median(line["step"] for line in finite),
+                "state_bytes": finite[0]["state_bytes"],
+                "parameters": finite[0]["parameters"],
                 **({"ms_a_token": ms[model, width]} if (model, width) in ms else {}),
             }
         )
-    return found
+    return summaries
 
 
 def recall_table(lines: list[Line]) -> str:

@@ -18,8 +18,8 @@ from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
 from flash_lm.sweeps.grid import changed, train_whole
-from studies.protocol.jobs import Job, ShouldStop, made_lines
-from studies.protocol.rates import rated_jobs
+from studies.protocol.jobs import Job, ShouldStop, read_job_lines
+from studies.protocol.rates import rate_and_seed_jobs
 from studies.recall.report import loss_of
 
 _TOKENS, _ROWS = 8, 16  # of a turn of decoding
@@ -34,16 +34,16 @@ class Model(NamedTuple):
     family: str
     config: Any
 
-    def at(self, rate: float, seed: int) -> dict[str, Any]:
+    def about(self, rate: float, seed: int) -> dict[str, Any]:
         """What identifies a run in the file of runs."""
         return {"model": self.name, "width": self.width, "rate": rate, "seed": seed}
 
-    def of_run(self, rate: float, seed: int) -> Any:
+    def run_config(self, rate: float, seed: int) -> Any:
         """The config of a run."""
         return changed(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
-def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
+def list_models(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
     """Models at several widths.
 
     Args:
@@ -51,23 +51,23 @@ def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -
         names: a family each, perhaps with keys of config.model: flash+short_convolution=3.
         widths: values of model.model_dim.
     """
-    found = []
+    models = []
     for width, name in itertools.product(widths, names):
-        own: Any
-        family, own = variant(changed(config, {"model.model_dim": width}), name)
-        own.model.update(family=family, vocab_size=own.data.mqar.words)
-        found.append(Model(name, width, family, own))
-    return found
+        model_config: Any
+        family, model_config = variant(changed(config, {"model.model_dim": width}), name)
+        model_config.model.update(family=family, vocab_size=model_config.data.mqar.words)
+        models.append(Model(name, width, family, model_config))
+    return models
 
 
-def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
     """Trains and scores one run; returns its one line, with all that is reported.
 
     Raises:
         NonfiniteError: the loss became non-finite.
         Stopped: it was asked to stop; the run can go on.
     """
-    config = model.of_run(rate, seed)
+    config = model.run_config(rate, seed)
     train_whole(config, folder, should_stop)
     parts = evaluate(folder, "test", slices=("parts",))
     curve = validation_curve(folder)
@@ -75,7 +75,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
     about = facts(model.family, config.model, (length,), ())
     targets = sum(part["tokens"] for part in parts)
     line = {
-        **model.at(rate, seed),
+        **model.about(rate, seed),
         "validation_accuracy": curve[-1]["accuracy"],  # of the parameters that are tested
         "accuracy": sum(part["accuracy"] * part["tokens"] for part in parts) / targets,
         "by_part": {part["slice"]: part["accuracy"] for part in parts},
@@ -90,7 +90,7 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
     return [line]
 
 
-def jobs_of(
+def list_jobs(
     models: Sequence[Model], rates: Sequence[float], more_seeds: Sequence[int], further: int, out: pathlib.Path
 ) -> list[Job]:
     """Each model at each rate with seed 0, and at the rate with the best validation accuracy with more seeds.
@@ -102,7 +102,7 @@ def jobs_of(
         further: at most so many further rates of each model, see `rates_to_try`.
         out: folder of the lines.
     """
-    return rated_jobs(models, rates, more_seeds, further, made_lines(out), loss_of, one_run, _FACTOR)
+    return rate_and_seed_jobs(models, rates, more_seeds, further, read_job_lines(out), loss_of, run_model, _FACTOR)
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:

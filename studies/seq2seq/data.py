@@ -23,16 +23,16 @@ _COLUMNS = ("first", "second")
 
 def frequent_characters(couplets: pa.Table, most: int) -> set[str]:
     """The `most` most frequent characters; among equals, those that come first in the table."""
-    counts = collections.Counter(itertools.chain.from_iterable(_both(couplets)))
+    counts = collections.Counter(itertools.chain.from_iterable(_joined_texts(couplets)))
     return {character for character, _ in counts.most_common(most)}
 
 
-def with_only(couplets: pa.Table, characters: set[str]) -> pa.Table:
+def filter_couplets(couplets: pa.Table, characters: set[str]) -> pa.Table:
     """The couplets that have no other characters."""
-    return couplets.filter(pa.array([characters.issuperset(both) for both in _both(couplets)], pa.bool_()))
+    return couplets.filter(pa.array([characters.issuperset(text) for text in _joined_texts(couplets)], pa.bool_()))
 
 
-def _both(couplets: pa.Table) -> list[str]:
+def _joined_texts(couplets: pa.Table) -> list[str]:
     return [first + second for first, second in zip(*(couplets[x].to_pylist() for x in _COLUMNS), strict=True)]
 
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     characters = frequent_characters(splits["train.parquet"], arguments.characters)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, couplets in splits.items():
-        kept = with_only(couplets, characters)
+        kept = filter_couplets(couplets, characters)
         pq.write_table(kept, arguments.out / name)
         print(f"{name}: {len(kept)} of {len(couplets)} couplets")
 

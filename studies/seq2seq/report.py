@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from flash_lm.report.figure import drawing, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol.rates import at_best_rate
-from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, by_seeds
+from studies.protocol.rates import lines_at_best_rate
+from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, judge_seeds
 
 _MODELS: Columns = {
     "model": ("model", "{}"),
@@ -30,19 +30,24 @@ def loss_of(line: Line) -> float:
     return line.get("validation_loss", float("inf"))
 
 
-def summary(runs: Sequence[Line]) -> list[Line]:
+def summarize(runs: Sequence[Line]) -> list[Line]:
     """One line a model, at its best rate: medians over the seeds, and the lowest and the highest perplexity."""
-    found = []
+    summaries = []
     for model in dict.fromkeys(line["model"] for line in runs):
-        here = at_best_rate(runs, {"model": model}, loss_of)
-        good = [line for line in here if "failed" not in line]
-        line = {"model": model, "rate": here[0]["rate"], "seeds": len(good), "failed": len(here) - len(good)}
+        chosen_lines = lines_at_best_rate(runs, {"model": model}, loss_of)
+        good = [line for line in chosen_lines if "failed" not in line]
+        line = {
+            "model": model,
+            "rate": chosen_lines[0]["rate"],
+            "seeds": len(good),
+            "failed": len(chosen_lines) - len(good),
+        }
         if good:
             medians = {key: statistics.median(x[key] for x in good) for key in ("perplexity", "accuracy", "step")}
-            ends = {name: of(x["perplexity"] for x in good) for name, of in (("lowest", min), ("highest", max))}
-            line |= medians | ends | {key: good[0][key] for key in ("parameters", "task")}
-        found.append(line)
-    return found
+            extremes = {name: of(x["perplexity"] for x in good) for name, of in (("lowest", min), ("highest", max))}
+            line |= medians | extremes | {key: good[0][key] for key in ("parameters", "task")}
+        summaries.append(line)
+    return summaries
 
 
 def seq2seq_table(lines: Sequence[Line]) -> str:
@@ -87,11 +92,11 @@ class Comparison:
     def judge(self, runs: Sequence[Line]) -> Verdict:
         """By the seeds that both models have at their best rates; its numbers are `gains` by seed."""
         ours, theirs = (_by_seed(runs, name) for name in (self.first, self.second))
-        found = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
-        gains = {seed: gain for seed, gain in found.items() if not isinstance(gain, str)}
-        reasons = [gain for gain in found.values() if isinstance(gain, str)]
+        gain_by_seed = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
+        gains = {seed: gain for seed, gain in gain_by_seed.items() if not isinstance(gain, str)}
+        reasons = [gain for gain in gain_by_seed.values() if isinstance(gain, str)]
         figure = [", ".join(f"{100 * gain:+.1f} %" for gain in gains.values())] if gains else []
-        word = by_seeds([self.rule.holds(gain) for gain in gains.values()], bool(reasons))
+        word = judge_seeds([self.rule.holds(gain) for gain in gains.values()], bool(reasons))
         return Verdict(word, "; ".join([*figure, *dict.fromkeys(reasons)]), numbers={"gains": gains})
 
     def verdict_line(self, runs: Sequence[Line]) -> Line:
@@ -115,7 +120,7 @@ class Comparison:
 
 
 def _by_seed(runs: Sequence[Line], model: str) -> dict[int, Line]:
-    return {line["seed"]: line for line in at_best_rate(runs, {"model": model}, loss_of)}
+    return {line["seed"]: line for line in lines_at_best_rate(runs, {"model": model}, loss_of)}
 
 
 def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:
@@ -126,10 +131,10 @@ def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:
     with drawing(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
         for axes, key in zip(grid.flat, panels, strict=True):
             for i, task in enumerate(dict.fromkeys(line["task"] for line in lines)):
-                own = [line for line in lines if line["task"] == task]
-                x, y = [line[key] for line in own], [lines.index(line) for line in own]
+                task_lines = [line for line in lines if line["task"] == task]
+                x, y = [line[key] for line in task_lines], [lines.index(line) for line in task_lines]
                 ends = ("lowest", "highest") if key == "perplexity" else (key, key)
-                spread = [[abs(line[end] - line[key]) for line in own] for end in ends]
+                spread = [[abs(line[end] - line[key]) for line in task_lines] for end in ends]
                 axes.errorbar(x, y, xerr=spread, label=task, capsize=3, **style(i) | {"linestyle": "none"})
             axes.set(xlabel=labels[key])
         grid.flat[0].set_yticks(range(len(lines)), [line["model"] for line in lines])

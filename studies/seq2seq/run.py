@@ -20,37 +20,37 @@ class Model(NamedTuple):
     name: str
     config: Any
 
-    def at(self, rate: float, seed: int) -> dict[str, Any]:
+    def about(self, rate: float, seed: int) -> dict[str, Any]:
         """What identifies a run in the file of runs."""
         return {"model": self.name, "rate": rate, "seed": seed}
 
-    def of_run(self, rate: float, seed: int) -> Any:
+    def run_config(self, rate: float, seed: int) -> Any:
         """The config of a run."""
         return changed(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
-def models_of(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]:
+def list_models(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]:
     """The models of a study.
 
     Args:
         config: what all start from.
         keys: keys of each model, by its name.
     """
-    return [Model(name, changed(config, own)) for name, own in keys.items()]
+    return [Model(name, changed(config, changes)) for name, changes in keys.items()]
 
 
-def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
     """Trains and scores one run; returns its one line, with all that is reported.
 
     Raises:
         NonfiniteError: the loss became non-finite.
         Stopped: it was asked to stop; the run can go on.
     """
-    train_whole(model.of_run(rate, seed), folder, should_stop)
+    train_whole(model.run_config(rate, seed), folder, should_stop)
     (scores,) = evaluate(folder, "test", [])
     curve = validation_curve(folder)
     line = {
-        **model.at(rate, seed),
+        **model.about(rate, seed),
         "task": model.config.task,
         "validation_loss": curve[-1]["loss"],  # of the parameters that are tested
         **{key: scores[key] for key in ("perplexity", "accuracy", "tokens", "step", "parameters", "train_seconds")},

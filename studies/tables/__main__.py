@@ -42,7 +42,7 @@ TABLES = {path.stem: path for path in sorted((_HERE / "configs").glob("[!_]*.py"
 DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
 
 
-def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
+def set_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
     """The config on another corpus: stdlib, a folder or file of a data set, or text files."""
     is_data_set = any(file.suffix in DATA_SETS for file in (pathlib.Path(corpus), *pathlib.Path(corpus).rglob("*.*")))
     kind = "stdlib" if corpus == "stdlib" else "hf" if is_data_set else "text"
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> None:
     table: Any = load_module(str(TABLES[arguments.table]))
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
-    config = with_corpus(config, arguments.corpus) if arguments.corpus else config
+    config = set_corpus(config, arguments.corpus) if arguments.corpus else config
     runs, figures = table.get_runs(arguments.scale), table.get_figures(arguments.scale)
     workdirs = [arguments.out / "runs" / name for name in runs]
     if arguments.commands:

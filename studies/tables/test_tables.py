@@ -10,7 +10,7 @@ from flash_lm.config.overrides import apply_overrides
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.sweeps import grid
 from flash_lm.sweeps.grid import check_runs
-from studies.tables.__main__ import TABLES, main, with_corpus
+from studies.tables.__main__ import TABLES, main, set_corpus
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -51,7 +51,7 @@ def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
         assert score[2:] == ["evaluate", workdir, "--split=test"]
         expected = table.get_config(scale)
         apply_overrides(expected, own)
-        expected = grid.changed(with_corpus(expected, "stdlib") if more else expected, changes)
+        expected = grid.changed(set_corpus(expected, "stdlib") if more else expected, changes)
         assert load_config(str(path), train[5:]).to_dict() == expected.to_dict()
 
 
@@ -62,10 +62,10 @@ def test_a_folder_is_a_data_set_or_text_by_its_files(tmp_path):
         file.parent.mkdir(parents=True)
         file.touch()
         corpus = tmp_path / name.split("/")[0]
-        data = with_corpus(config, str(corpus)).data
+        data = set_corpus(config, str(corpus)).data
         assert (data.corpus, data.path) == (kind, str(corpus))
-        assert with_corpus(config, str(file)).data.corpus == kind
-    assert with_corpus(config, f"{tmp_path}/books/*.txt").data.corpus == "text"
+        assert set_corpus(config, str(file)).data.corpus == kind
+    assert set_corpus(config, f"{tmp_path}/books/*.txt").data.corpus == "text"
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
-from studies.protocol.jobs import PRETRAINING, made_lines
-from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, by_seeds
+from studies.protocol.jobs import PRETRAINING, read_job_lines
+from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, judge_seeds
 
 POINTS = 100.0  # of a share
 BASELINE = "baseline"  # the arm of what is no model of ours
@@ -66,17 +66,17 @@ class NoWorse:
             pretrained: its lines of pretraining.
             share: of the labels.
         """
-        ours, theirs = (self._by_seed(lines, family, share) for family in (self.first, self.second))
+        ours, theirs = (self._lines_by_seed(lines, family, share) for family in (self.first, self.second))
         pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
-        whole = [pair for pair in pairs if _is_whole([*pair[0], *pair[1]])]
-        gaps = [_difference([*one, *other[::-1]]) for one, other in whole]
-        lost = len(pairs) - len(whole)
+        comparable = [pair for pair in pairs if _is_comparable([*pair[0], *pair[1]])]
+        gaps = [_difference([*one, *other[::-1]]) for one, other in comparable]
+        lost = len(pairs) - len(comparable)
         rule = Rule("no worse", self.points, DIFFERENCE)
-        word = by_seeds([rule.holds(gap.points, gap.error) for gap in gaps], bool(lost))
+        word = judge_seeds([rule.holds(gap.points, gap.error) for gap in gaps], bool(lost))
         figure = ", ".join(f"{gap.points:+.1f}" for gap in gaps)
         doubts = [f"± {max(gap.error for gap in gaps):.1f}"] if gaps else []
         doubts += [f"{lost} seeds failed or scored on other texts"] if lost else []
-        if word in (HOLDS, FAILS) and (reasons := self._doubts(whole, pretrained)):
+        if word in (HOLDS, FAILS) and (reasons := self._doubts(comparable, pretrained)):
             word, doubts = UNDECIDED, doubts + reasons
         figure += f" ({'; '.join(doubts)})" if doubts else ""
         return Verdict(word, figure.strip())
@@ -90,28 +90,34 @@ class NoWorse:
         what = f"{self.arm} over {self.over}: the gain of {self.first}" if self.over else f"{self.arm}: {self.first}"
         return f"{what} at most {self.points:g} points below {self.second}"
 
-    def _by_seed(self, lines: Sequence[Line], family: str, share: float) -> dict[int, list[Line]]:
+    def _lines_by_seed(self, lines: Sequence[Line], family: str, share: float) -> dict[int, list[Line]]:
         """The family's line of the arm, and of the one that is subtracted, for seeds that have both."""
-        own = {(x["arm"], x["seed"]): x for x in lines if (x["family"], x["share"]) == (family, share)}
+        by_arm_and_seed = {(x["arm"], x["seed"]): x for x in lines if (x["family"], x["share"]) == (family, share)}
         arms = [self.arm, *([self.over] if self.over else [])]
-        seeds = {seed for arm, seed in own if arm == self.arm}
-        return {seed: [own[arm, seed] for arm in arms] for seed in seeds if all((arm, seed) in own for arm in arms)}
+        seeds = {seed for arm, seed in by_arm_and_seed if arm == self.arm}
+        return {
+            seed: [by_arm_and_seed[arm, seed] for arm in arms]
+            for seed in seeds
+            if all((arm, seed) in by_arm_and_seed for arm in arms)
+        }
 
-    def _doubts(self, whole: Sequence[tuple[list[Line], list[Line]]], pretrained: Sequence[Line]) -> list[str]:
+    def _doubts(self, comparable: Sequence[tuple[list[Line], list[Line]]], pretrained: Sequence[Line]) -> list[str]:
         """Why no verdict follows, although the seeds agree."""
-        found, names = [], (self.first, self.second)
+        doubts, names = [], (self.first, self.second)
         losses = {line["family"]: line.get("loss") for line in pretrained if line["pretraining"] == self.pretraining}
         blind = [name for name in names if (losses.get(name) or math.inf) >= self.nats]
         if self.pretraining and blind:
-            found.append(f"pretrained without learning to use context: {', '.join(blind)}")
+            doubts.append(f"pretrained without learning to use context: {', '.join(blind)}")
         if guessing := [
-            name for i, name in enumerate(names) if any(x[i][0]["accuracy_low"] <= x[i][0]["majority"] for x in whole)
+            name
+            for i, name in enumerate(names)
+            if any(x[i][0]["accuracy_low"] <= x[i][0]["majority"] for x in comparable)
         ]:
-            found.append(f"no better than the most frequent label: {', '.join(guessing)}")
-        gains = [_difference(other) for _, other in whole] if self.over else []
+            doubts.append(f"no better than the most frequent label: {', '.join(guessing)}")
+        gains = [_difference(other) for _, other in comparable] if self.over else []
         if not all(Rule("better", 0.0, DIFFERENCE).holds(gain.points, gain.error) for gain in gains):
-            found.append(f"{self.second} gains too little: {', '.join(f'{gain.points:+.1f}' for gain in gains)}")
-        return found
+            doubts.append(f"{self.second} gains too little: {', '.join(f'{gain.points:+.1f}' for gain in gains)}")
+        return doubts
 
 
 class _Difference(NamedTuple):
@@ -126,12 +132,12 @@ def _difference(lines: Sequence[Line]) -> _Difference:
     return _Difference(POINTS * total, POINTS * _NORMAL_95 * math.sqrt(variance))
 
 
-def _is_whole(lines: Sequence[Line]) -> bool:
+def _is_comparable(lines: Sequence[Line]) -> bool:
     same = len({tuple(line.get(key) for key in ("corpus_hash", "split", "tokens")) for line in lines}) == 1
     return same and not any("failed" in line for line in lines)
 
 
-def summary(lines: Sequence[Line]) -> list[Line]:
+def summarize(lines: Sequence[Line]) -> list[Line]:
     """One line for each family, arm and share of the labels, over the seeds.
 
     Args:
@@ -141,18 +147,18 @@ def summary(lines: Sequence[Line]) -> list[Line]:
         Lines with the mean `accuracy`, `lowest`, `highest`, the means of `macro_f1` and `matthews`, `rate`, `seeds` and
         `failed`; without scores if all seeds failed.
     """
-    found = []
-    for (family, arm, share), own in grouped(lines, "family", "arm", "share").items():
-        scored = [line for line in own if "failed" not in line]
+    summaries = []
+    for (family, arm, share), group_lines in grouped(lines, "family", "arm", "share").items():
+        scored = [line for line in group_lines if "failed" not in line]
         line = {"family": family, "arm": arm, "share": share}
-        line |= {"rate": own[0]["rate"]} if "rate" in own[0] else {}
-        line |= {"seeds": len(scored), "failed": len(own) - len(scored)}
+        line |= {"rate": group_lines[0]["rate"]} if "rate" in group_lines[0] else {}
+        line |= {"seeds": len(scored), "failed": len(group_lines) - len(scored)}
         if scored:
             values = [x[_SCORE] for x in scored]
             line |= {"lowest": min(values), "highest": max(values)}
             line |= {key: statistics.fmean(x[key] for x in scored) for key in (_SCORE, "macro_f1", "matthews")}
-        found.append(line)
-    return sorted(found, key=lambda line: (line["arm"], line["family"], line["share"]))
+        summaries.append(line)
+    return sorted(summaries, key=lambda line: (line["arm"], line["family"], line["share"]))
 
 
 def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[float], out: pathlib.Path) -> str:
@@ -163,20 +169,20 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[f
     Raises:
         InputError: no run has finished.
     """
-    lines, file = made_lines(out), out / "baselines.jsonl"
+    lines, file = read_job_lines(out), out / "baselines.jsonl"
     if not lines:
         raise InputError(f"{out} has no finished run: make some with python -m studies.transfer run")
-    found, baselines = summary(lines), read_lines(file)
-    pretrained = made_lines(out, PRETRAINING)
+    summaries, baselines = summarize(lines), read_lines(file)
+    pretrained = read_job_lines(out, PRETRAINING)
     verdicts = [one.verdict_line(lines, pretrained, share) for one in hypotheses for share in shares]
-    write_jsonl(out / "summary.jsonl", found)
+    write_jsonl(out / "summary.jsonl", summaries)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])]
+    tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*summaries, *baselines])]
     tables += [markdown_table(pretrained, _PRETRAINED)] if pretrained else []
     text = "\n\n".join([title, *tables])
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
-        _plot(found, baselines, out / "accuracy.png", title)
+        _plot(summaries, baselines, out / "accuracy.png", title)
     return text
 
 

@@ -11,11 +11,11 @@ from small import small_config
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.sweeps import grid
-from studies.protocol.jobs import PRETRAINING, Place, begun_here, made_lines, put_together
+from studies.protocol.jobs import PRETRAINING, JobFolder, merge_job_files, read_job_lines, try_lock
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.transfer import __main__ as transfer_program
 from studies.transfer import run
-from studies.transfer.report import NoWorse, summary, transfer_table, write_transfer
+from studies.transfer.report import NoWorse, summarize, transfer_table, write_transfer
 from studies.transfer.run import Arm, Transfer, run_transfer
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -65,17 +65,17 @@ def quick(monkeypatch):
             (name,) = models
             return [{"model": name, "round": 3, "value": 2e-3, "loss": 1.0}]
 
-    here = Quick()
-    monkeypatch.setattr(grid, "train", here.train)
+    stand_in = Quick()
+    monkeypatch.setattr(grid, "train", stand_in.train)
     for name in ("evaluate", "tune"):
-        monkeypatch.setattr(run, name, getattr(here, name))
-    return here
+        monkeypatch.setattr(run, name, getattr(stand_in, name))
+    return stand_in
 
 
 def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     grid, out, runs = study_in(tmp_path, families=FAMILIES), tmp_path / "out", tmp_path / "runs"
-    assert run_transfer(grid, Place(out, runs, bool)) == []
-    lines = made_lines(out)
+    assert run_transfer(grid, JobFolder(out, runs, bool)) == []
+    lines = read_job_lines(out)
     assert len(lines) == 2 * 2 * 2 * 2
     assert {(x["family"], x["arm"], x["share"], x["seed"], x["rate"]) for x in lines} == {
         (family, arm.name, share, seed, 2e-3)
@@ -88,7 +88,7 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     assert {split for name, split in quick.scored if "seed" in name} == {"test"}
     assert not [path for path in runs.iterdir() if path.is_dir()]
     before = [*quick.trained]
-    assert run_transfer(grid, Place(out, runs, bool)) == [] and quick.trained == before
+    assert run_transfer(grid, JobFolder(out, runs, bool)) == [] and quick.trained == before
     longer = {"pretraining": {**grid.pretraining, "train.steps": 4}}
     for other, file in (
         (longer, "pretraining/linear_transformer_plain.jsonl "),
@@ -97,65 +97,65 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     ):
         message = f"{file}.*is of another config, rate, texts or scores: write to another folder"
         with pytest.raises(InputError, match=message):
-            run_transfer(grid._replace(**other), Place(out, runs, bool))
+            run_transfer(grid._replace(**other), JobFolder(out, runs, bool))
     # A run belongs to the pretraining that it began with.
     for path in (out / "pretraining").iterdir():
         path.unlink()
     with pytest.raises(InputError, match="rates/linear_transformer_frozen.jsonl is of another config"):
-        run_transfer(grid._replace(**longer), Place(out, runs, bool))
+        run_transfer(grid._replace(**longer), JobFolder(out, runs, bool))
 
 
 def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
     grid, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
-    run_transfer(grid, Place(out, runs, bool))
+    run_transfer(grid, JobFolder(out, runs, bool))
     (out / "runs" / "linear_transformer_frozen_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    run_transfer(grid, Place(out, runs, bool))
+    run_transfer(grid, JobFolder(out, runs, bool))
     assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
     (out / "runs" / "linear_transformer_from_scratch_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    run_transfer(grid, Place(out, runs, bool))
+    run_transfer(grid, JobFolder(out, runs, bool))
     assert quick.trained == ["linear_transformer_from_scratch_1_seed_1"]  # which needs no weights
     # The same of lines that are put together.
-    place = Place(out, runs, bool)
-    put_together(place)
+    job_folder = JobFolder(out, runs, bool)
+    merge_job_files(job_folder)
     lost = lambda line: (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 1)
-    write_jsonl(out / "runs.jsonl", [line for line in made_lines(out) if not lost(line)])
+    write_jsonl(out / "runs.jsonl", [line for line in read_job_lines(out) if not lost(line)])
     quick.trained.clear()
-    assert run_transfer(grid, place) == []
+    assert run_transfer(grid, job_folder) == []
     assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
-    assert len(made_lines(out)) == 8 and len(made_lines(out, PRETRAINING)) == 1
+    assert len(read_job_lines(out)) == 8 and len(read_job_lines(out, PRETRAINING)) == 1
     # What needs them waits while another process makes them.
     (out / "runs" / "linear_transformer_frozen_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    with begun_here(runs / "pretraining_linear_transformer_plain.lock"):
-        left = run_transfer(grid, place)
+    with try_lock(runs / "pretraining_linear_transformer_plain.lock"):
+        left = run_transfer(grid, job_folder)
     assert left == ["pretraining_linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
     assert not quick.trained
 
 
 def test_what_needs_another_process_is_left(quick, tmp_path):
     grid, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
-    with begun_here(runs / "pretraining_linear_transformer_plain.lock"):
-        left = run_transfer(grid, Place(out, runs, bool))
+    with try_lock(runs / "pretraining_linear_transformer_plain.lock"):
+        left = run_transfer(grid, JobFolder(out, runs, bool))
     assert len(left) == 1 + 1 + 4 and all("frozen" in name or "plain" in name for name in left)
-    assert {line["arm"] for line in made_lines(out)} == {"from scratch"}
-    assert run_transfer(grid, Place(out, runs, bool)) == [] and len(made_lines(out)) == 8
+    assert {line["arm"] for line in read_job_lines(out)} == {"from scratch"}
+    assert run_transfer(grid, JobFolder(out, runs, bool)) == [] and len(read_job_lines(out)) == 8
 
 
 def test_a_run_that_fails_has_a_line(quick, tmp_path):
     quick.lost = ("linear_transformer_frozen_1_seed_0",)
     out = tmp_path / "out"
-    run_transfer(study_in(tmp_path), Place(out, tmp_path / "runs", bool))
-    (line,) = (x for x in made_lines(out) if "failed" in x)
+    run_transfer(study_in(tmp_path), JobFolder(out, tmp_path / "runs", bool))
+    (line,) = (x for x in read_job_lines(out) if "failed" in x)
     assert line["failed"] == "loss nan" and (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 0)
 
 
 def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path):
     quick.lost = ("linear_transformer_plain",)
     out = tmp_path / "out"
-    assert run_transfer(study_in(tmp_path, families=FAMILIES), Place(out, tmp_path / "runs", bool)) == []
-    lines = made_lines(out)
+    assert run_transfer(study_in(tmp_path, families=FAMILIES), JobFolder(out, tmp_path / "runs", bool)) == []
+    lines = read_job_lines(out)
     failed = [line for line in lines if "failed" in line]
     assert len(lines) == 16 and {line["failed"] for line in failed} == {"pretraining: loss nan"}
     assert {(line["family"], line["arm"]) for line in failed} == {("linear_transformer", "frozen")}
@@ -166,8 +166,8 @@ def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path)
 @pytest.mark.slow
 def test_the_whole_study_of_a_small_model(tmp_path):
     grid, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
-    assert run_transfer(grid, Place(out, runs, bool)) == []
-    lines = made_lines(out)
+    assert run_transfer(grid, JobFolder(out, runs, bool)) == []
+    lines = read_job_lines(out)
     assert len(lines) == 4 and all(0 <= line["accuracy_low"] <= line["accuracy"] <= 1 for line in lines)
     assert {line["split"] for line in lines} == {"test"} and {line["tokens"] for line in lines} == {16}
     (pretrained,) = read_jsonl(out / "pretraining" / "linear_transformer_plain.jsonl")
@@ -272,7 +272,7 @@ def test_a_model_that_uses_no_context_decides_nothing():
 def test_the_table_has_means_and_spreads():
     lines = [scored("flash", seed, accuracy) for seed, accuracy in enumerate((0.6, 0.7, 0.8))]
     failed = {"family": "flash", "arm": "frozen", "share": 1.0, "seed": 0, "rate": 1e-3, "failed": "loss nan"}
-    first, second = summary([*lines, failed])
+    first, second = summarize([*lines, failed])
     assert (first["accuracy"], first["lowest"], first["highest"]) == (pytest.approx(0.7), 0.6, 0.8)
     assert first["matthews"] == pytest.approx(0.4) and second["failed"] == 1 and "accuracy" not in second
     baseline = {"arm": "baseline", "family": "most frequent label", "share": 0.1, "accuracy": 0.501}
