@@ -139,7 +139,7 @@ def report(arguments: argparse.Namespace) -> None:
     from studies.claims.page import write_claims  # noqa: PLC0415
     from studies.controls import design  # noqa: PLC0415
     from studies.controls.report import write_controls  # noqa: PLC0415
-    from studies.findings import Results, page  # noqa: PLC0415
+    from studies.findings import Results, render_readme  # noqa: PLC0415
     from studies.quality import config as study  # noqa: PLC0415
     from studies.quality.report import write_study  # noqa: PLC0415
 
@@ -148,7 +148,7 @@ def report(arguments: argparse.Namespace) -> None:
     print(write_controls(controls, quality))
     write_claims(arguments.root)
     readme = arguments.root / "README.md"
-    readme.write_text(page(readme.read_text(encoding="utf-8"), Results(arguments.root)), encoding="utf-8")
+    readme.write_text(render_readme(readme.read_text(encoding="utf-8"), Results(arguments.root)), encoding="utf-8")
 
 
 COMMANDS = {

@@ -14,7 +14,7 @@ from small import ROOT
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replace_block
 from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
-from studies.findings import GPU, SUMMARY, VERDICTS, Results, figures, page, ratios_on_gpu
+from studies.findings import GPU, SUMMARY, VERDICTS, Results, figures, ratios_on_gpu, render_readme
 from studies.protocol.ratios import NoFigureError
 
 README = (ROOT / "README.md").read_text()
@@ -29,12 +29,12 @@ def planted(folder: pathlib.Path, verdict=lambda line: line, summary=lambda line
     """Our results, where each line of two files of the study is changed by these functions."""
     shutil.copytree(ROOT / "studies", folder / "studies", ignore=shutil.ignore_patterns("*.py", "*.png"))
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
-    for path, change in ((VERDICTS, lambda line: verdict(with_ends(line))), (SUMMARY, summary)):
+    for path, change in ((VERDICTS, lambda line: verdict(add_interval(line))), (SUMMARY, summary)):
         (folder / path).write_text("".join(json.dumps(change(line)) + "\n" for line in read(ROOT / path)))
     return Results(folder)
 
 
-def with_ends(line: dict) -> dict:
+def add_interval(line: dict) -> dict:
     """A verdict with the ends that these tests ask for."""
     return line | ({"low": 0.123, "high": 4.567} if line.get("ratios") else {})
 
@@ -44,7 +44,7 @@ def about(line: dict, number: int, first: str) -> bool:
 
 
 def test_readme_has_what_the_command_writes():
-    assert page(README, Results(ROOT)) == README, "run python -m studies report"
+    assert render_readme(README, Results(ROOT)) == README, "run python -m studies report"
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_readme_has_what_the_command_writes():
     ],
 )
 def test_another_verdict_gives_another_phrase(tmp_path, number, first, figure, verdict, words):
-    new = with_ends({"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}})
+    new = add_interval({"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}})
     results = planted(tmp_path, lambda line: line | (new if about(line, number, first) else {}))
-    found = figures(results)
+    figures_now = figures(results)
     said = f"[4.000 times]({VERDICTS}) the perplexity of {NAMES[figure]} (95 %: 0.123 to 4.567): {words}"
-    assert found[figure] == said and said in page(README, results)
+    assert figures_now[figure] == said and said in render_readme(README, results)
 
 
 NAMES = {
@@ -102,11 +102,11 @@ def test_what_stays_as_good_and_what_does_not(tmp_path):
     new |= {("transformer_plus_plus", 512): 74.5, ("transformer_plus_plus", 2048): 75.9, ("flash_quad", 2048): 61.3}
 
     def change(line: dict) -> dict:
-        whole = line["part"] == "rows_of_512" and line["share"] == 1 and "slice" not in line
-        return line | ({"perplexity": new.get((line["run"], line["length"]), 1.0)} if whole else {})
+        is_full = line["part"] == "rows_of_512" and line["share"] == 1 and "slice" not in line
+        return line | ({"perplexity": new.get((line["run"], line["length"]), 1.0)} if is_full else {})
 
-    found = figures(planted(tmp_path, summary=change))
-    moves = {key: re.sub(r"\]\([^)]*\)", "]", str(value)) for key, value in found.items() if "moves" in key}
+    figures_now = figures(planted(tmp_path, summary=change))
+    moves = {key: re.sub(r"\]\([^)]*\)", "]", str(value)) for key, value in figures_now.items() if "moves" in key}
     assert moves == {
         "flash_moves": "goes from [70.0] to [80.0]",
         "softmax_moves": "stays as good, [75.9] after [74.5]",
@@ -124,8 +124,8 @@ def scores(run: str, seed: int) -> tuple[list[int], list[float]]:
     """Steps and losses of each budget, straight from the file."""
     lines = read(ROOT / "studies" / "quality" / "results" / "runs.jsonl")
     lines = [x for x in lines if (x["part"], x["run"], x["seed"]) == ("rows_of_512", run, seed)]
-    own = [x for x in lines if (x["split"], x["length"], x.get("slice")) == ("test", 512, None)]
-    return [x["step"] for x in own], [x["loss"] for x in own]
+    full_scores = [x for x in lines if (x["split"], x["length"], x.get("slice")) == ("test", 512, None)]
+    return [x["step"] for x in full_scores], [x["loss"] for x in full_scores]
 
 
 def parabola(steps, losses, at: float) -> float:
@@ -139,8 +139,8 @@ def test_perplexities_between_budgets_are_those_of_a_fit():
     fitted = {seed: math.exp(parabola(*scores("linear_transformer", seed), 1220)) for seed in curves}
     assert {seed: perplexity_after(curve, 1220) for seed, curve in curves.items()} == pytest.approx(fitted)
     *some, last = (f"{x:.1f}" for x in fitted.values())
-    said = f"{', '.join(some)} and {last} by seed"
-    assert said in README and said in STUDY
+    sentence = f"{', '.join(some)} and {last} by seed"
+    assert sentence in README and sentence in STUDY
 
 
 def test_the_ratio_on_a_gpu_is_that_of_a_fit():

@@ -1,4 +1,4 @@
-"""Verdicts from losses that are made up, with the answer known."""
+"""Verdicts from made-up losses with known answers."""
 
 import math
 import statistics
@@ -130,7 +130,7 @@ def test_equal_time_is_of_schedules_that_end_at_the_same_time():
     assert equal_time({"a": 100, "b": 102}, {"a": 500, "b": 500}, {"a": 11.0, "b": 10.0})[0] == FAILS
 
 
-def test_what_is_shown_beside_decides_nothing():
+def test_a_ratio_that_is_only_shown_decides_nothing():
     figures = evidence(a=[9] * 3, b=[10] * 3, c=[5, 20, 9])
     shown = Ratio("study", "a", "c", "alike", judged=False)
     verdict = Claim("", "", [ratio("better"), shown], []).verdict(figures)
@@ -229,7 +229,7 @@ def test_a_row_of_the_table():
     assert (claim.withdrawn, claim.note, claim.change) == ("", "", "more seeds")
 
 
-def of_a_trunk(name: str, seed: int, perplexity: float, **more) -> dict:
+def trunk_line(name: str, seed: int, perplexity: float, **more) -> dict:
     """A line of a study of trunks, whose test split has 25 blocks alike."""
     at = {"part": "rows", "run": name, "seed": seed, "share": 1.0, "trained_length": 512, "corpus_hash": "x"}
     blocks = {"tokens_blocks": [100] * 25, "nll_blocks": [100 * math.log(perplexity)] * 25}
@@ -241,7 +241,7 @@ def test_a_hypothesis_of_a_study_of_trunks():
     of_row = lambda **more: read_claim({"text": "", "source": "", "rules": [of_both | more]}, []).rules[0]
     rule = of_row(relation="no worse")
     assert rule.text == "rows: a at most 1.02 × b, at equal tokens"
-    lines = [of_a_trunk(name, i, x) for i in range(3) for name, x in (("a", 10.1), ("b", 10.0), ("c", 8.0))]
+    lines = [trunk_line(name, i, x) for i in range(3) for name, x in (("a", 10.1), ("b", 10.0), ("c", 8.0))]
     verdict = rule.judge(Evidence({}, {"runs": lines}))
     assert verdict.word == HOLDS
     assert verdict.figure.startswith("1.010 (1.010–1.010, 3 seeds) × b (95 %: 1.010 to 1.010; of the variance ")
@@ -291,12 +291,12 @@ RECALLED = [
 
 
 def test_recall_that_grows_with_the_state():
-    found = Evidence({}, {"runs": RECALLED})
-    verdict = RecallGrows(["runs"], 8, ["a", "b", "c"], 0.8).judge(found)
+    all_runs = Evidence({}, {"runs": RECALLED})
+    verdict = RecallGrows(["runs"], 8, ["a", "b", "c"], 0.8).judge(all_runs)
     # Ranks of the states: 0, 1.5, 1.5; of the accuracies: 0, 1, 2 with seed 0, and 1, 0, 2 with seed 1.
     assert verdict.word == UNDECIDED and verdict.figure == "rank correlation at width 8 0.87, 0.00"
-    assert RecallGrows(["runs"], 8, ["a", "c"], 0.8).judge(found).word == HOLDS
-    assert Claim("x", "y", [RecallGrows(["runs"], 8, ["a", "d"], 0.8)], []).verdict(found).word == NOT_RUN
+    assert RecallGrows(["runs"], 8, ["a", "c"], 0.8).judge(all_runs).word == HOLDS
+    assert Claim("x", "y", [RecallGrows(["runs"], 8, ["a", "d"], 0.8)], []).verdict(all_runs).word == NOT_RUN
 
 
 @pytest.mark.parametrize("missing", [{"seed": 1}, {"rate": 0.2}, {"rate": 0.3}])
@@ -313,10 +313,10 @@ def test_rates_beyond_those_of_a_rule_need_not_be_those_of_all_models():
     """A study may try further ones where the best is at the edge."""
     lines = [*RECALLED, *recalls("a", [0.1], state=10, rate=0.01, validation=0.3)]
     rule = {"files": ["runs"], "width": 8, "models": ["a", "c"], "least": 0.8}
-    found = Evidence({}, {"runs": lines})
-    assert Claim("x", "y", [RecallGrows(**rule)], []).verdict(found).word == NOT_RUN
-    assert RecallGrows(**rule, rates=[0.1, 0.2, 0.3]).judge(found).word == HOLDS
-    assert Claim("x", "y", [RecallGrows(**rule, rates=[0.1, 0.4])], []).verdict(found).word == NOT_RUN
+    all_runs = Evidence({}, {"runs": lines})
+    assert Claim("x", "y", [RecallGrows(**rule)], []).verdict(all_runs).word == NOT_RUN
+    assert RecallGrows(**rule, rates=[0.1, 0.2, 0.3]).judge(all_runs).word == HOLDS
+    assert Claim("x", "y", [RecallGrows(**rule, rates=[0.1, 0.4])], []).verdict(all_runs).word == NOT_RUN
 
 
 def test_rank_correlation_against_a_formula():

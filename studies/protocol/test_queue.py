@@ -153,7 +153,7 @@ KILLED = """
             os.kill(os.getpid(), signal.SIGKILL)
         return [{{"loss": 1.0}}] * 1000
     if {moment!r} == "writing":
-        jobs.os.replace = lambda *files: os.kill(os.getpid(), signal.SIGKILL)  # everything is written except the final name
+        jobs.os.replace = lambda *files: os.kill(os.getpid(), signal.SIGKILL)  # before the rename
     folder = pathlib.Path({folder!r})
     job_folder = JobFolder(folder / "out", folder / "queue", bool)
     make_jobs(lambda: [Job("job", {{}}, "same", make)], job_folder)

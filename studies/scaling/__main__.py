@@ -81,25 +81,25 @@ def _fit(runs: list[str], split: str, out: pathlib.Path) -> None:
     if not results:
         raise InputError(f"none of the runs has a result on the {split} split: score them with --split={split} first")
     for family in dict.fromkeys(line["family"] for line in results):
-        own = [line for line in results if line["family"] == family]
-        sizes, losses = (np.array([line[key] for line in own], float) for key in ("parameters", "loss"))
-        tokens = np.array([line["step"] * line["batch_tokens"] for line in own], float)
+        family_results = [line for line in results if line["family"] == family]
+        sizes, losses = (np.array([line[key] for line in family_results], float) for key in ("parameters", "loss"))
+        tokens = np.array([line["step"] * line["batch_tokens"] for line in family_results], float)
         try:
-            found = fit(sizes, tokens, losses)
+            fitted = fit(sizes, tokens, losses)
         except ValueError as error:
-            raise InputError(f"{family}, {len(own)} runs: the fit {error}") from None
-        values = {name: getattr(found.law, name) for name in _CONSTANTS}
-        lows, highs = ({f"{name}_{end}": pair[i] for name, pair in found.intervals.items()} for i, end in _ENDS)
-        lines.append({"family": family, "runs": len(own), **values, **lows, **highs})
+            raise InputError(f"{family}, {len(family_results)} runs: the fit {error}") from None
+        values = {name: getattr(fitted.law, name) for name in _CONSTANTS}
+        lows, highs = ({f"{name}_{end}": pair[i] for name, pair in fitted.intervals.items()} for i, end in _ENDS)
+        lines.append({"family": family, "runs": len(family_results), **values, **lows, **highs})
     out.mkdir(parents=True, exist_ok=True)
     write_jsonl(out / "law.jsonl", lines)
-    shown = [line | {name: _with_interval(line, name) for name in _CONSTANTS} for line in lines]
+    shown = [line | {name: _format_interval(line, name) for name in _CONSTANTS} for line in lines]
     text = markdown_table(shown, {name: (name, "{}") for name in ("family", "runs", *_CONSTANTS)})
     (out / "law.md").write_text(text + "\n", encoding="utf-8")
     print(text)
 
 
-def _with_interval(line: Line, name: str) -> str:
+def _format_interval(line: Line, name: str) -> str:
     return f"{line[name]:.3g} ({line[f'{name}_low']:.3g} to {line[f'{name}_high']:.3g})"
 
 

@@ -67,19 +67,19 @@ def fit(parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: in
         raise ValueError(f"needs {_FEWEST} runs or more, of several sizes and several numbers of tokens")
     # Around their middle, where the constants depend least on each other: the search is then a hundred times shorter.
     middle = runs.mean(axis=1, keepdims=True) * np.array([[1.0], [1.0], [0.0]])
-    around = runs - middle
+    centred = runs - middle
     typical = float(runs[2].mean())
 
     def start(share: float, alpha: float, beta: float) -> np.ndarray:
         rest = np.log((1 - share) / 2) + typical
         return np.array([rest, rest, np.log(share) + typical, alpha, beta])
 
-    best = min((_minimised(around, start(*chosen)) for chosen in _STARTS), key=lambda found: found.fun)
+    best = min((_minimize(centred, start(*chosen)) for chosen in _STARTS), key=lambda result: result.fun)
     draw = np.random.default_rng(seed)
     laws = []
     for _ in range(samples):
         chosen = draw.integers(runs.shape[1], size=runs.shape[1])
-        laws.append(_law(_minimised(around[:, chosen], best.x).x, middle))
+        laws.append(_law(_minimize(centred[:, chosen], best.x).x, middle))
     names = [*(field.name for field in dataclasses.fields(Law)), "exponent"]
     ends = {name: np.percentile([getattr(law, name) for law in laws], _INTERVAL) for name in names}
     return Fit(_law(best.x, middle), {name: (float(low), float(high)) for name, (low, high) in ends.items()})
@@ -91,7 +91,7 @@ def _law(x: np.ndarray, middle: np.ndarray) -> Law:
     return Law(math.exp(e), math.exp(a + alpha * log_n), math.exp(b + beta * log_d), alpha, beta)
 
 
-def _minimised(runs: np.ndarray, start: np.ndarray) -> scipy.optimize.OptimizeResult:
+def _minimize(runs: np.ndarray, start: np.ndarray) -> scipy.optimize.OptimizeResult:
     """The search from (log A, log B, log E, α, β); `runs` are log N, log D and log L of each run, N and D centred."""
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:

@@ -12,7 +12,7 @@ _FROM, _TO = 4.0, 100.0  # tokens a parameter
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run: `changes` are its keys, by name, beside those of the config."""
 
     name: str
@@ -23,7 +23,7 @@ class Planned:
     changes: dict[str, Any]
 
 
-def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list[Planned]:
+def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list[PlannedRun]:
     """Runs for every budget: all sizes whose tokens are between 4 and 100 a parameter.
 
     Args:
@@ -32,7 +32,7 @@ def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list
         budgets: model FLOPs of a run, without recomputation.
     """
     length = config.data.length or config.model.max_length
-    found = []
+    runs = []
     for family in families:
         for width in _WIDTHS:
             shape = {
@@ -50,11 +50,11 @@ def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list
                     continue
                 changes = shape | {"train.steps": None, "train.tokens": tokens}
                 name = f"{family}_{width}_{budget:g}".replace("+", "")
-                found.append(Planned(name, family, about.parameters, tokens, budget, changes))
-    return found
+                runs.append(PlannedRun(name, family, about.parameters, tokens, budget, changes))
+    return runs
 
 
-def sweep_file(config: str, overrides: Sequence[str], runs: Sequence[Planned]) -> str:
+def sweep_file(config: str, overrides: Sequence[str], runs: Sequence[PlannedRun]) -> str:
     """A config file whose sweep makes the runs.
 
     Args:

@@ -54,11 +54,11 @@ def test_a_fit_gives_the_law_of_each_family(tmp_path):
                 folder.mkdir()
                 write_jsonl(folder / "results.jsonl", [*(line | other | {"loss": 9.0} for other in others), line])
     scaling_program.main(["fit", *map(str, tmp_path.iterdir()), f"--out={tmp_path}"])
-    found = {line["family"]: line for line in read_jsonl(tmp_path / "law.jsonl")}
+    lines = {line["family"]: line for line in read_jsonl(tmp_path / "law.jsonl")}
     for family, law in laws.items():
-        assert np.isclose(found[family]["alpha"], law.alpha, rtol=0.03)
-        assert np.isclose(found[family]["exponent"], law.exponent, atol=0.01)
-        assert np.allclose([found[family]["E_low"], found[family]["E_high"]], law.E, rtol=0.02), "no noise, no width"
+        assert np.isclose(lines[family]["alpha"], law.alpha, rtol=0.03)
+        assert np.isclose(lines[family]["exponent"], law.exponent, atol=0.01)
+        assert np.allclose([lines[family]["E_low"], lines[family]["E_high"]], law.E, rtol=0.02), "no noise, no width"
     assert "gla" in (tmp_path / "law.md").read_text()
 
 

@@ -65,17 +65,17 @@ def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str],
     return [f"{launcher} {shlex.join(line)}" for line in (train, evaluate)]
 
 
-def words_between(base: ConfigDict, config: ConfigDict) -> list[str]:
+def overrides_between(base: ConfigDict, config: ConfigDict) -> list[str]:
     """The overrides that turn one config into another, such as --config.model.num_layers=4."""
-    before = dict(flat(base))
-    return [f"--config.{key}={'' if x is None else x}" for key, x in flat(config) if before[key] != x]
+    before = dict(flatten(base))
+    return [f"--config.{key}={'' if x is None else x}" for key, x in flatten(config) if before[key] != x]
 
 
-def flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """A config as keys, such as model.gau.heads, and values."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
     workdirs = [arguments.out / "runs" / name for name in runs]
     if arguments.commands:
         for name, workdir in zip(runs, workdirs, strict=True):
-            words = words_between(table.get_config(), changed(config, runs[name]))
+            words = overrides_between(table.get_config(), changed(config, runs[name]))
             print("\n".join(commands(arguments.commands, arguments.table, workdir, words, arguments.split)))
         return
     check_runs(config, runs)

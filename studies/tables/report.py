@@ -71,7 +71,7 @@ def prominent(lines: list[Line], metric: str, most: int = 12) -> set[str]:
 
 
 # Of a name beside its point, in points of length: level with it first, so that it is clear which one is meant.
-_PLACES = [
+_LABEL_OFFSETS = [
     *((7, -3, "left"), (-7, -3, "right")),
     *((5, 4, "left"), (5, -11, "left"), (-5, 4, "right"), (-5, -11, "right")),
     *((0, 7, "center"), (0, -14, "center")),
@@ -89,7 +89,7 @@ def _name_points(axes, points: list[tuple[float, float, str]], names: set[str]) 
     at = axes.transData.transform([(x, y) for x, y, _ in points])
     taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in at]
     for x, y, name in [point for point in points if point[2] in names]:
-        for dx, dy, side in _PLACES:
+        for dx, dy, side in _LABEL_OFFSETS:
             line = _LEADER if abs(dy) > _NEAR else None
             text = axes.annotate(
                 name, (x, y), (dx, dy), textcoords="offset points", fontsize=8, ha=side, arrowprops=line

@@ -39,8 +39,8 @@ def test_tables_are_valid(name, scale):
 @pytest.mark.parametrize("more", [[], ["--scale=small", "--corpus=stdlib"]], ids=["paper", "small"])
 def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
     """For several hosts; what they train, the table's own command takes for its runs."""
-    own = ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
-    main([f"--table={name}", f"--out={tmp_path}", "--commands=launch it", *more, *own])
+    overrides = ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
+    main([f"--table={name}", f"--out={tmp_path}", "--commands=launch it", *more, *overrides])
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert all(line[:2] == ["launch", "it"] for line in lines)
     path = TABLES[name].relative_to(ROOT)
@@ -50,7 +50,7 @@ def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
         assert train[2:5] == ["train", f"--config={path}", workdir]
         assert score[2:] == ["evaluate", workdir, "--split=test"]
         expected = table.get_config(scale)
-        apply_overrides(expected, own)
+        apply_overrides(expected, overrides)
         expected = grid.changed(set_corpus(expected, "stdlib") if more else expected, changes)
         assert load_config(str(path), train[5:]).to_dict() == expected.to_dict()
 
