@@ -90,8 +90,8 @@ def render_page(evidence: Evidence) -> str:
         [
             "# A verdict on every claim, at small scale",
             "",
-            f"Of {len(claims)} claims: {verdict_counts}. Written by `python -m studies.claims` from `claims.toml` and the "
-            "files that it names.",
+            f"Of {len(claims)} claims: {verdict_counts}. Written by `python -m studies.claims` from `claims.toml` and "
+            "the files that it names.",
             "",
             INTRODUCTION,
             "",

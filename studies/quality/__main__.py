@@ -1,12 +1,12 @@
-"""The study of quality: its runs, the times of their steps, and what the lines say. README.md beside it is the design.
+"""Runs the quality study, times its steps and writes its report. The README.md of this folder has the design.
 
     python -m studies.quality --runs=runs/study --corpus=runs/study/data --out=studies/quality/results
     python -m studies.quality --time --corpus=runs/study/data --out=studies/quality/results
     python -m studies.quality --out=studies/quality/results    # tables, verdicts and pictures
 
---runs makes the runs that are missing, --time times steps, both of all parts or of those that --parts names; without
-either, tables and pictures are written from the lines in OUT. Words such as --config.model.residual_init=as_init
-change what all models start from.
+--runs makes the missing runs, and --time times steps, both of all parts or of those that --parts names. Without either,
+tables and pictures are written from the lines in OUT. Words such as --config.model.residual_init=as_init change the
+config of all models.
 """
 
 import argparse
@@ -31,9 +31,7 @@ from studies.quality.step_times import time_parts
 def main(argv: list[str]) -> None:
     """Makes the runs of the study, times their steps, or writes tables and pictures from their lines."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument(
-        "--runs", type=local_path, metavar="FOLDER", help="make the runs that are missing, in this folder"
-    )
+    parser.add_argument("--runs", type=local_path, metavar="FOLDER", help="make the missing runs in this folder")
     parser.add_argument("--time", action="store_true", help="time the steps of models that have lines")
     parser.add_argument("--parts", metavar="NAMES", help="separated by spaces; default: all")
     parser.add_argument("--corpus", type=local_path, help="the folder that python -m studies.quality.data has written")

@@ -1,4 +1,4 @@
-"""What the lines of a study of trunks say together: a table for each part, and pictures."""
+"""Report of the quality study: a Markdown table per part, verdicts and pictures, from result lines."""
 
 import pathlib
 import statistics
@@ -17,25 +17,25 @@ from studies.protocol.verdict import BY_INTERVAL, verdict_table
 from studies.quality.implementations import compare_implementations, implementations_table
 from studies.quality.run import POSITIONS
 
-_SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # with every seed
+_SAME = ("family", "parameters", "rate", "step", "trained_length", "corpus", "batch_tokens")  # same for all seeds
 _MODEL = ("part", "run")
-_KEYS = (*_MODEL, "share", "length", "slices", "slice")  # of a line over the seeds
-_FULL = "perplexity"  # heading of the score of the whole budget
+_KEYS = (*_MODEL, "share", "length", "slices", "slice")  # identify a line over the seeds
+_FULL = "perplexity"  # heading of the score at the full budget
 _ABOUT: Columns = {"model": ("run", "{}"), "parameters": ("parameters", "{:,}"), "rate": ("rate", "{:g}")}
 _SPREAD: Columns = {
     "lowest": ("lowest", "{:.2f}"),
     "highest": ("highest", "{:.2f}"),
     "seeds": ("seeds", "{}"),
     "failed": ("failed", "{}"),
-    "ms a step": ("step_ms", "{:.0f}"),
+    "ms per step": ("step_ms", "{:.0f}"),
     "minutes": ("minutes", "{:.1f}"),
 }
 
 
 def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path) -> str:
-    """Writes what the lines of runs, rates and step_times.jsonl in OUT say, and returns table.md.
+    """Writes the report of the lines of runs, rates and step_times.jsonl in OUT; returns table.md.
 
-    The other files are summary.jsonl, verdicts.jsonl, the pictures, and in tuning/ what the search of rates found.
+    The other files are summary.jsonl, verdicts.jsonl, the pictures, and the results of the rate search in tuning/.
 
     Raises:
         InputError: no run has finished.
@@ -61,10 +61,10 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
 
 
 def summarize(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
-    """One line for each part, model, share of the budget, length of rows and slice: perplexity over the seeds.
+    """Summarizes perplexity over the seeds: a line per part, model, share of the budget, sequence length and slice.
 
     Args:
-        lines: of runs, see `trunk_job`.
+        lines: lines of runs, see `trunk_job`.
         times: lines whose `run` is `step_name`, with microbatch_ms and model_flops.
 
     Returns:
@@ -104,19 +104,19 @@ def summarize(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
 
 
 def study_tables(lines: Sequence[Line]) -> str:
-    """Markdown: a table for each part, the best first; all are perplexities but what its heading names.
+    """Returns a Markdown table of perplexities for each part, the best model first.
 
     Args:
-        lines: of `summary`.
+        lines: lines of `summarize`.
     """
     return "\n\n".join(map(_table, grouped(lines, "part").values()))
 
 
 def _table(lines: Sequence[Line]) -> str:
-    """Of one part."""
+    """Returns the table of one part."""
     rows: dict[str, Line] = {}
     lost = [line for line in lines if not line["seeds"]]
-    tabled = [line for line in lines if line["seeds"] and line.get("slices") != POSITIONS]  # which have a picture
+    tabled = [line for line in lines if line["seeds"] and line.get("slices") != POSITIONS]  # positions have a picture
     if not tabled:
         return f"{lost[0]['part']}: no run stayed finite\n\n{markdown_table(lost, {**_ABOUT, **_SPREAD})}"
     for line in tabled:
@@ -131,8 +131,8 @@ def _table(lines: Sequence[Line]) -> str:
     ordered = [*sorted(rows.values(), key=lambda row: row[_FULL]), *lost]
     best = ordered[0]
     return (
-        f"{best['part']}: rows of {best['trained_length']} tokens, {best['step']:,} steps of {best['batch_tokens']:,} "
-        f"tokens; test split of {best['corpus']}\n\n{markdown_table(ordered, columns)}"
+        f"{best['part']}: sequences of {best['trained_length']} tokens, {best['step']:,} steps of "
+        f"{best['batch_tokens']:,} tokens; test split of {best['corpus']}\n\n{markdown_table(ordered, columns)}"
     )
 
 
@@ -140,24 +140,24 @@ def _heading(line: Line) -> str:
     if "slice" in line:
         return line["slice"]
     if line["length"] != line["trained_length"]:
-        return f"in rows of {line['length']}"
+        return f"at length {line['length']}"
     return _FULL if line["share"] == 1 else f"at {line['share']:g} of the budget"
 
 
 def _column_order(line: Line) -> tuple:
-    """Budgets as they grow, other lengths behind the whole budget, and slices last."""
+    """Sort key of a score's column: by budget, then other lengths, and slices last."""
     return line["share"], "slice" in line, line["length"] != line["trained_length"], line["length"]
 
 
 def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
-    """Draws pictures of perplexity into a folder, a row for each part; a model has the same style in all of them.
+    """Draws pictures of perplexity, with a row of panels per part; a model has the same style in all of them.
 
-    They are curves.png (against time and FLOPs of training), quality.png (against the time of a step) and context.png
-    (by position in the row).
+    They are curves.png (against time and FLOPs of training), quality.png (against time per step) and context.png
+    (by position in the sequence).
 
     Args:
-        lines: of `summary`.
-        out: the folder.
+        lines: lines of `summarize`.
+        out: folder of the pictures.
     """
     lines = [line for line in lines if line["seeds"]]
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
@@ -171,18 +171,18 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
         key: max(line["length"] for line in part_lines) for key, part_lines in grouped(by_position, *_MODEL).items()
     }
     position_lines: list[Line] = [
-        line | {"place": _middle_position(line)}
+        line | {"position": _middle_position(line)}
         for line in by_position
         if line["length"] == longest[line["part"], line["run"]]
     ]
     names = [line["run"] for line in (*curves, *timed, *position_lines)]
     for name, part_lines, title, axes in (
         ("curves", curves, "Quality against the cost of training", (_against_time, _against_flops)),
-        ("quality", timed, "Quality against the time of a step", (_against_step,)),
+        ("quality", timed, "Quality against time per step", (_against_step,)),
         (
             "context",
             position_lines,
-            "Quality by position in the row, the longest that was scored",
+            "Quality by position, at the longest sequence length that was scored",
             (_against_position,),
         ),
     ):
@@ -201,22 +201,22 @@ def _against_flops(lines: list[Line]) -> Panel:
 
 
 def _against_step(lines: list[Line]) -> Panel:
-    return _panel(lines, "step_ms", "ms a step, median, timed side by side")
+    return _panel(lines, "step_ms", "ms per step, median, timed side by side")
 
 
 def _against_position(lines: list[Line]) -> Panel:
-    return _panel(lines, "place", "position in the row, the middle of each stretch")
+    return _panel(lines, "position", "position in the sequence, middle of each interval")
 
 
 def _panel(lines: list[Line], x: str, label: str) -> Panel:
-    """Of one part, with a band over the seeds."""
+    """Returns the panel of one part, with a band over the seeds."""
     first = lines[0]
-    title = f"{first['part']}: trained on rows of {first['trained_length']}"
-    quality = "perplexity a token, test split; band: lowest to highest seed"
+    title = f"{first['part']}: trained on sequences of {first['trained_length']}"
+    quality = "perplexity per token, test split; band: lowest to highest seed"
     return Panel(lines, x, label, "perplexity", quality, title=title, band=("lowest", "highest"))
 
 
 def _middle_position(line: Line) -> float:
-    """The middle of the positions of a slice such as 64–127."""
+    """Returns the middle of the positions of a slice such as 64–127."""
     first, _, last = line["slice"].partition("–")
     return (int(first) + int(last) + 1) / 2

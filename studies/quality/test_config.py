@@ -46,21 +46,21 @@ def test_the_models_of_the_study_have_one_size():
 
 
 class Unchanged(nnx.Module):
-    """In place of the last norm."""
+    """Replaces the last norm."""
 
     def __call__(self, x_BxLxD):
         return x_BxLxD
 
 
 def deviation(model):
-    """Of the residual stream after the last layer."""
+    """Returns the standard deviation of the residual stream after the last layer."""
     inputs_1xL = np.random.default_rng(0).integers(0, TABLE.WORDS, (1, 512)).astype(np.int32)
     model.norm = Unchanged()
     return float(nnx.jit(lambda model, inputs: model.features(ModelInputs(inputs)))(model, inputs_1xL).std())
 
 
 def without_sublayers(model):
-    """The model whose sublayers add nothing, since the map that each ends with is zero."""
+    """Zeroes the last map of every sublayer, so that sublayers add nothing; returns the model."""
     for _, node in nnx.iter_graph(model):
         if isinstance(node, Output):
             node.kernel[...] *= 0

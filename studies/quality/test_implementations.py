@@ -1,4 +1,4 @@
-"""What public code reaches beside ours, from planted lines."""
+"""Public implementations compared with ours, from planted lines."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def peer_lines(rate, validation, test):
 
 @pytest.mark.parametrize(("test", "result"), [(101.9, AGREES), (98.1, AGREES), (102.1, DIFFERS), (97.9, DIFFERS)])
 def test_the_best_on_the_validation_split_is_compared_on_the_test_split(test, result):
-    """Another rate is better there, which nobody may choose by."""
+    """Another rate is better on the test split, but the test split does not choose."""
     theirs = [*peer_lines(0.1, 90.0, test), *peer_lines(0.2, 91.0, 100.0), *peer_lines(0.4, 95.0, 99.0)]
     others = [OURS | {"slice": "recall", "perplexity": 9.0}, OURS | {"part": "rows", "perplexity": 8.0}]
     (comparison,) = compare_implementations([*others, OURS, *theirs])
@@ -67,7 +67,7 @@ def test_only_scores_of_the_same_targets_are_compared(other):
 
 
 def test_runs_at_rates_of_another_search_do_not_count():
-    """Ours was tuned again: what was made at half and twice another rate is no part of the three, however good."""
+    """Ours was tuned again: runs at half and twice the older rate do not count, however good."""
     old = [*peer_lines(0.3, 70.0, 70.0), *peer_lines(0.6, 71.0, 70.0)]
     theirs = [*peer_lines(0.1, 90.0, 100.0), *peer_lines(0.2, 91.0, 100.0)]
     assert [x["result"] for x in compare_implementations([OURS, *old, *theirs])] == [UNFINISHED]

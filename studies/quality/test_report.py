@@ -69,11 +69,11 @@ def test_seeds_are_averaged_and_failures_counted():
 def test_the_table_has_the_best_first_and_every_score(lines):
     """In columns that do not depend on which run was made first."""
     title, _, head, _, *rows = study_tables(summarize(lines, TIMES)).splitlines()
-    assert title == "rows_of_512: rows of 512 tokens, 3,200 steps of 4,096 tokens; test split of books-wiki-imdb"
+    assert title == "rows_of_512: sequences of 512 tokens, 3,200 steps of 4,096 tokens; test split of books-wiki-imdb"
     columns = [cell.strip() for cell in head.strip("|").split("|")]
     assert columns == [
         *("model", "parameters", "rate", "at 0.5 of the budget", "perplexity", "lowest", "highest", "seeds", "failed"),
-        *("ms a step", "minutes", "in rows of 2048", "recall"),
+        *("ms per step", "minutes", "at length 2048", "recall"),
     ]
     first, second = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
     assert first[0] == "mc_tfm" and first[3:5] == ["50.00", "30.00"] and first[-4:] == ["", "", "", ""]

@@ -32,7 +32,7 @@ from studies.quality.run import (
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 FAMILY = "linear_transformer"
-DATA = "abc"  # which texts
+DATA = "abc"  # hash of the texts
 MODELS = {FAMILY: {}, f"{FAMILY}/wide": {"model.mlp_dim": 40}}
 
 
@@ -90,12 +90,12 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
         *((name, split) for name in ("0.5", "1") for split in ("train", "validation")),
     }
     assert not [path for path in runs.iterdir() if path.is_dir()]
-    # The decay of a budget is its whole run.
+    # The decay of a budget equals a full run of that budget.
     alone = trunks[0]._replace(part=trunks[0].part._replace(shares=(1.0,)))
     full = schedules(alone, 2e-3, tmp_path)["1"]
     train(changed(trunks[0].config, full), tmp_path / "alone")
     assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[3]["loss"]
-    # What has lines is not made again; another config is another study.
+    # Finished runs are not made again; another config is another study.
     assert run_trunks(trunks[:1], job_folder) == [] and read_job_lines(out) == lines
     other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
     fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
@@ -110,7 +110,7 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [5, 17])
 def test_a_stopped_trunk_goes_on(tmp_path, stop):
-    """Also where the stop saved checkpoints besides those that decays begin at."""
+    """Also if the stop saved further checkpoints than those that decays branch off."""
     (trunk, *_) = list_trunks(config_in(tmp_path), parts(shares=(0.25, 0.5, 1.0)))
     out, runs = tmp_path / "out", tmp_path / "runs"
     rate_is(out, 2e-3)
@@ -120,11 +120,11 @@ def test_a_stopped_trunk_goes_on(tmp_path, stop):
     assert not read_job_lines(out)
     assert run_trunks([trunk], JobFolder(out, runs, bool)) == []
     lines = read_job_lines(out)
-    other = JobFolder(tmp_path / "whole", tmp_path / "other", bool)
-    assert run_trunks([trunk], other) == [trunk]  # no rate there
-    shutil.copytree(out / "rates", tmp_path / "whole" / "rates")
+    other = JobFolder(tmp_path / "full", tmp_path / "other", bool)
+    assert run_trunks([trunk], other) == [trunk]  # it has no rate
+    shutil.copytree(out / "rates", tmp_path / "full" / "rates")
     run_trunks([trunk], other)
-    assert [x["loss"] for x in lines] == [x["loss"] for x in read_job_lines(tmp_path / "whole")]
+    assert [x["loss"] for x in lines] == [x["loss"] for x in read_job_lines(tmp_path / "full")]
 
 
 def rate_is(out, value, **more):
@@ -139,7 +139,7 @@ class Made(list):
 
 @pytest.fixture
 def without_training(monkeypatch):
-    """Trunks whose lines come at once; a seed of 1 fails. Returns what was made."""
+    """Replaces the training of trunks by a stub; seed 1 fails. Returns names and rates of the trunks made."""
     made, full = Made(), []
     made.full = full
 
@@ -263,7 +263,7 @@ def test_the_texts_of_the_study_have_an_identity(tmp_path):
 
 
 def test_each_run_is_made_after_the_rate_of_its_model(tmp_path, without_training, monkeypatch):
-    """Parts in their order; the whole protocol, whose lines are then put together."""
+    """Parts in their order: the full protocol, with the files merged at the end."""
 
     def tune(config, models, key, budget, workdir, should_stop):
         (model,) = models
@@ -288,7 +288,7 @@ def test_each_run_is_made_after_the_rate_of_its_model(tmp_path, without_training
     assert {path.name for path in out.iterdir()} == {"runs.jsonl", "rates.jsonl"}
     assert read_job_lines(out) == lines == read_jsonl(out / "runs.jsonl") and read_job_lines(out, RATES) == searched
     before = [*without_training]
-    assert of(two) == [] and without_training == before  # what is put together is not made again
+    assert of(two) == [] and without_training == before  # merged jobs are not made again
     of([*two, two[0]._replace(seeds=(0, 2, 3))])
     assert [name for name, _ in without_training[len(before) :]] == ["first_b_x_seed_3"]
     assert len(read_job_lines(out)) == len(lines) + 1

@@ -3,11 +3,11 @@
     make peers
     python -m studies.quality.train_peers --runs=runs/study --corpus=runs/study/data --out=runs/study/results
 
-A peer stands beside the model of the study's part "peers" that is the same by its papers: as many parameters, within
-3 %, the same batches in the same order, AdamW with the same numbers and the same schedule. Its rate is half of ours,
-ours, and twice ours, which was tuned and must be among the rates in OUT: all three are reported. A peer that differs
-from ours is examined: PEER/our_values starts from the initial values of ours, at our rate. The lines of each run stand
-beside those of ours, so that tables and verdicts of the study (python -m studies.quality) have it.
+Each peer is compared with our model of the same paper in the study's part "peers". Both have as many parameters, within
+3 %, the same batches in the same order, and AdamW with the same settings and schedule. The peer is trained at half our
+rate, at our rate and at twice our rate, and all three are reported. Our rate was tuned and must be among the rates in
+OUT. PEER/our_values examines a difference: it starts from initial values like ours, at our rate. The lines of peers are
+written with ours, so that the study's tables (python -m studies.quality) have them.
 """
 
 import argparse
@@ -63,22 +63,22 @@ class PeerRun(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its folder and file."""
+        """Name of its folder and file."""
         return f"{PART}_{self.peer}_{self.rate:g}_seed_{self.ours.seed}".replace("/", "_")
 
     @property
     def about(self) -> Line:
-        """What identifies its lines."""
+        """The keys that identify its lines."""
         run = f"{self.peer} at {self.rate:g}"
         who = {"peer": self.peer, "beside": self.ours.model, "run": run}
         return {"part": PART, **who, "seed": self.ours.seed, "rate": self.rate}
 
     def job(self, texts: str, python: pathlib.Path) -> Job:
-        """Its lines follow from our config, but for how our sublayers start, which no peer takes over.
+        """Returns its job; the hash covers our config, except `residual_init`, which does not change a peer.
 
         Args:
-            texts: identifies all texts.
-            python: of the peers' environment.
+            texts: hash of all texts.
+            python: interpreter of the peers' environment.
         """
         config = changed(self.ours.config, {"model.residual_init": "as_init"})
         job_hash = study_hash(config, texts, self.peer, self.rate)
@@ -86,10 +86,10 @@ class PeerRun(NamedTuple):
 
 
 def list_runs(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[PeerRun]:
-    """The runs of each peer, those at our rates first.
+    """Lists the runs of each peer, those at our rates first.
 
     Raises:
-        InputError: there is no such peer, or a rate is missing.
+        InputError: unknown peer, or our rate is missing.
     """
     if unknown := [name for name in peers if name not in PEERS]:
         raise InputError(f"--peers={' '.join(unknown)}: must be among {', '.join(PEERS)}")
@@ -105,10 +105,10 @@ def list_runs(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[
 
 
 def ask_worker(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:
-    """The peer's answer; its progress goes to the terminal.
+    """Runs the peer's worker on a question and returns its answer; progress goes to the terminal.
 
     Raises:
-        RunError: it has none.
+        RunError: the worker failed.
     """
     (folder / "question.json").write_text(json.dumps(question), encoding="utf-8")
     file = folder / "answer.json"
@@ -142,11 +142,12 @@ def _write(file: pathlib.Path, chosen: list[dict[str, np.ndarray]]) -> None:
 
 
 def train_and_score(peer_run: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
-    """Trains and scores a run of a peer; returns a line for each split, or one that says why it failed.
+    """Trains and scores a run of a peer; returns a line per split, or one that says why it failed.
 
     Raises:
         RunError: the peer cannot be built or trained, or has another size.
     """
+    # The worker gets our batches, the rate of every step, and AdamW's settings.
     ((name, changes),) = schedules(peer_run.ours, peer_run.rate, folder).items()
     experiment = build_experiment(parse(changed(peer_run.ours.config, changes)))
     config, train = experiment.config, experiment.config.train
@@ -185,14 +186,14 @@ def train_and_score(peer_run: PeerRun, python: pathlib.Path, folder: pathlib.Pat
 
 
 def _scores(sums: Line, count: float) -> Line:
-    """As those of ours, from the sums of each batch, and the bytes of all targets."""
+    """Computes scores like ours from the sums of each batch and the bytes of all targets."""
     of_batches = {name: [np.array(x, float) for x in sums[name]] for name in ("nll", "tokens")}
     blocks = {f"{name}_blocks": in_blocks(values, BLOCKS) for name, values in of_batches.items()}
     return scores_of({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
 
 
 def main(argv: list[str]) -> None:
-    """Makes the runs of peers that OUT does not have, one after another; several processes may work at them."""
+    """Makes the runs of peers that OUT does not have; several processes may share them."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
     parser.add_argument("--corpus", required=True, type=pathlib.Path, help="what studies/quality/data.py has written")

@@ -1,9 +1,9 @@
-"""Other implementations' side of `studies/quality/train_peers.py`, in the peers' environment.
+"""Worker of `studies/quality/train_peers.py`: trains other implementations in the peers' environment.
 
-train_peers_worker.py FOLDER trains and scores the model that FOLDER/question.json names, with the learning rate of
-each step and the numbers of AdamW there, on the batches of FOLDER/train.npz. FOLDER/SPLIT.npz has batches to score.
-FOLDER/answer.json gets version, device and parameters, and the nats and targets of each batch of a split; or the
-error. It runs on a GPU if PyTorch finds one.
+train_peers_worker.py FOLDER trains and scores the model that FOLDER/question.json names, on the batches of
+FOLDER/train.npz. The question also has the learning rate of each step and the settings of AdamW. FOLDER/SPLIT.npz has
+batches to score. FOLDER/answer.json gets version, device and parameters, and the nats and targets of each batch of a
+split; or the error. It uses a GPU if PyTorch finds one.
 """
 
 import importlib.metadata
@@ -19,24 +19,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# The peers' environment does not have this repository: a module of it is found by its folder, which needs nothing else.
+# The peers' environment does not have this package: the module is imported by its folder, and imports nothing of ours.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "peers"))
 from speed_worker import flash_pytorch
 
-Shape = dict[str, Any]  # the keys that `benchmarks.lib.peers.shape_of` gives
+Shape = dict[str, Any]  # from `benchmarks.lib.peers.shape_of`
 Batch = tuple[torch.Tensor, torch.Tensor]
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _EVERY = 100  # steps between two lines of progress
-# Vectors by their role, which FLASH-pytorch keeps as matrices: scales, offsets, and a bias for each distance.
+# FLASH-pytorch keeps some vectors as matrices: scales, offsets, and a bias per distance. They get no weight decay.
 _VECTORS = re.compile(r"\b(gamma|beta|relative_attention_bias)\b")
-# By their names' ends, in a model of transformers: positions, the map that a sublayer ends with, and all maps.
+# Suffixes of names in a model of transformers: positions, the last map of a sublayer, and all maps.
 _POSITIONS, _LAST_MAPS = "wpe", ("c_proj", "o_proj", "down_proj")
 _MAPS = (*_LAST_MAPS, "c_attn", "c_fc", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None}  # theirs are beyond our vocabulary
 
 
 class Logits(nn.Module):
-    """A model of transformers, tokens B×L -> logits B×L×V."""
+    """Wraps a model of transformers: tokens B×L -> logits B×L×V."""
 
     def __init__(self, model: nn.Module):
         """`model`: a causal language model."""
@@ -44,17 +44,20 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """B×L -> B×L×V."""
+        """Returns logits, B×L×V, of tokens, B×L."""
         return self.model(tokens, use_cache=False).logits
 
 
 def _scale(shape: Shape) -> float:
-    """Of initial values: the library's 0.02 is for wider models, and would slow these for a thousand steps."""
+    """Returns the standard deviation of initial values, D^-0.5.
+
+    The library's 0.02 is for wider models, and would slow these for a thousand steps.
+    """
     return shape["model_dim"] ** -0.5
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """The GPT-2 of transformers, without dropout."""
+    """Builds the GPT-2 of transformers, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
 
     config = GPT2Config(
@@ -74,7 +77,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """The Llama of transformers, with tied embeddings."""
+    """Builds the Llama of transformers, with tied embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     config = LlamaConfig(
@@ -92,10 +95,10 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def flash_pytorch_from_our_values(shape: Shape) -> nn.Module:
-    """FLASH-pytorch, with initial values that are drawn as those of our FLASH with `model.init=lecun`.
+    """Builds FLASH-pytorch, with initial values drawn like those of our FLASH with `model.init=lecun`.
 
-    Its own are 1 for embeddings, 1/√3 of ours for matrices, small biases, and for a distance's bias √S in place of
-    0.02: the attention of a new model is far from zero.
+    By default it has 1 for embeddings, 1/√3 of ours for matrices, small biases, and √S instead of 0.02 for the bias of
+    a distance: the attention of a new model is far from zero.
     """
     model = flash_pytorch(shape)
     for layer in model.modules():
@@ -110,9 +113,9 @@ def flash_pytorch_from_our_values(shape: Shape) -> nn.Module:
 
 
 def from_our_values(build: Callable[[Shape], nn.Module]) -> Callable[[Shape], nn.Module]:
-    """A model of transformers with initial values drawn as those of ours with `init=lecun`, `residual_init=depth`.
+    """Returns a builder whose initial values are drawn like ours with `init=lecun`, `residual_init=depth`.
 
-    The library's have one deviation for all matrices, and those of a Llama ignore the depth.
+    The library's values have one standard deviation for all matrices, and those of a Llama ignore the depth.
     """
 
     def build_from_our_values(shape: Shape) -> nn.Module:
@@ -129,7 +132,7 @@ def from_our_values(build: Callable[[Shape], nn.Module]) -> Callable[[Shape], nn
     return build_from_our_values
 
 
-# name -> (distribution that is trained, what builds its model)
+# name -> (Python distribution, builder of its model)
 PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
     "gpt2": ("transformers", gpt2),
     "gpt2/our_values": ("transformers", from_our_values(gpt2)),
@@ -141,20 +144,20 @@ PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
 
 
 def batches(file: pathlib.Path) -> Iterator[Batch]:
-    """Inputs and targets of each batch, B×L; what is no target is -100, which cross_entropy leaves out."""
+    """Yields inputs and targets of each batch, B×L; cross_entropy ignores targets of -100."""
     with np.load(file) as arrays:
         pairs = zip(arrays["inputs_NxBxL"], arrays["targets_NxBxL"], strict=True)
     yield from ((torch.from_numpy(inputs).long(), torch.from_numpy(targets).long()) for inputs, targets in pairs)
 
 
 def loss_of(model: nn.Module, batch: Batch, reduction: str) -> torch.Tensor:
-    """Nats a target, or of all."""
+    """Returns the loss of a batch in nats: per target ("mean"), or of all targets ("sum")."""
     inputs, targets = (x.to(_DEVICE) for x in batch)
     return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> None:
-    """AdamW, whose weight decay is for matrices only, after clipping by the norm of all gradients.
+    """Trains with AdamW after clipping by the global norm; only matrices have weight decay.
 
     Raises:
         FloatingPointError: the loss became non-finite.
@@ -181,7 +184,7 @@ def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> Non
 
 
 def answer(folder: pathlib.Path) -> dict[str, Any]:
-    """Trains and scores."""
+    """Trains and scores the model of the question in a folder; returns the answer."""
     question = json.loads((folder / "question.json").read_text())
     torch.manual_seed(question["seed"])
     distribution, build = PEERS[question["peer"]]
@@ -210,7 +213,7 @@ def answer(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def main(folder: pathlib.Path) -> None:
-    """Whatever a library raises, the calling script reports it."""
+    """Writes the answer, or the error of any library, which the calling script reports."""
     try:
         result = answer(folder)
     except Exception as error:
