@@ -1,4 +1,4 @@
-"""The jobs of the controls in the order of what they tell for an hour; README.md beside this file says why."""
+"""Jobs of the controls, by what they tell per hour; the README.md of this folder gives the reasons."""
 
 import pathlib
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from studies.quality.run import POSITIONS, Part
 from studies.quality.step_times import time_parts
 
 NAME = "controls"
-_TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # its rates of these, with three seeds each
-LAST_HALF = "1024–2047"  # of the positions in rows of 2048
-GAIN = 1.02  # factor in perplexity that tokens farther than 512 must be worth
+_TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # rates in the quality study, three seeds each
+LAST_HALF = "1024–2047"  # positions at sequence length 2048
+GAIN = 1.02  # least factor in perplexity that tokens farther than 512 must gain
 
 _T, _F = study.MODELS["transformer_plus_plus"], study.MODELS["flash_scores"]
-_Q = study.MODELS["flash_quad"] | {"model.max_length": 512}  # for which its bias is the Toeplitz one, as published
+_Q = study.MODELS["flash_quad"] | {"model.max_length": 512}  # so that its bias is the Toeplitz bias, as published
 _UNTIED = {"model.tie_embeddings": False}
 _NO_BIAS = {"model.gau.relative_bias": "none"}
 _LOW, _HIGH = (0.003, 0.0042, 0.006), (0.006, 0.0085, 0.012)
@@ -31,10 +31,10 @@ _CHUNKS = {
 
 
 class Data(NamedTuple):
-    """Where the texts are, and what identifies them.
+    """The texts of the controls.
 
     Attributes:
-        folder: with study/ (see studies/quality/data.py) and shakespeare/.
+        folder: folder with study/ (see studies/quality/data.py) and shakespeare/.
         known: a hash of the texts; empty where jobs are only listed.
     """
 
@@ -43,7 +43,7 @@ class Data(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Models of one part that stand together in the order."""
+    """Models of one part that follow each other in the order of jobs."""
 
     part: Part
     candidates: Sequence[Candidate]
@@ -92,18 +92,18 @@ LAST = [
 
 
 def folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """The results of the controls and of the study of quality, below the root of the repository."""
+    """Returns the folders of results of the controls and of the quality study, below the root of the repository."""
     return root / "studies" / NAME / "results", root / "studies" / "quality" / "results"
 
 
 def read_counted_lines(controls: pathlib.Path, quality: pathlib.Path) -> list[Line]:
-    """The lines of the controls, and those of the study of quality that count here, too, from the folders of both."""
+    """Reads the lines of the controls, and those of the quality study that count here, too, from both folders."""
     older = [line for line in read_job_lines(quality) if _TAKEN.get(line["run"]) == line.get("rate")]
     return [line for line in older if line["part"] == ROWS.name] + read_job_lines(controls)
 
 
 def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
-    """All jobs that are known so far, in their order; those on far tokens follow when their text is found."""
+    """Lists all jobs known so far, in order; those on far tokens follow when their text is known."""
     in_order = lambda groups: [job for group in groups for job in _jobs(group, data, lines)]
     shakespeare = data.folder / "shakespeare"
     return [
@@ -119,20 +119,20 @@ def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
 
 
 def jobs_ever(data: Data) -> list[Job]:
-    """Jobs of every model that the controls may come to, whichever text is found."""
+    """Lists jobs of every model that the controls may train, for either text of far tokens."""
     far = [job for name in FAR for job in _jobs(_far_group(name), data, [])]
     softmax = [_jobs(Group(part, [_softmax_in_rows_of_2048(part)], name), data, []) for name, part in FAR.items()]
     return [*jobs_now(data, []), *far, *(job for part_jobs in softmax for job in part_jobs)]
 
 
 def groups(lines: Sequence[Line]) -> list[Group]:
-    """The models of each part, also of those that are listed and not queued."""
+    """Returns the models of each part, also those of jobs that are too long for the queue."""
     name = far_text(lines)
     return [*FIRST, *([_far_group(name)] if name else []), *THEN, *LAST]
 
 
 def time_steps(data: Data, controls: pathlib.Path, quality: pathlib.Path, rounds: int) -> list[Line]:
-    """Times the steps of the models of rows of 512 that have lines, into step_times.jsonl."""
+    """Times the steps of the models of sequence length 512 that have lines, into step_times.jsonl."""
     config = changed(study.get_config(), _text("study", data).data)
     models = {x.name: x.changes for group in groups([]) if group.part is ROWS for x in group.candidates}
     lines, file = read_counted_lines(controls, quality), controls / "step_times.jsonl"
@@ -140,10 +140,11 @@ def time_steps(data: Data, controls: pathlib.Path, quality: pathlib.Path, rounds
 
 
 def gain(lines: Sequence[Line], part: str) -> float | None:
-    """How many times the perplexity with at most 511 tokens before is that with 1024 to 2047, of a Transformer++.
+    """Returns what a Transformer++ gains from far tokens: perplexity after at most 511 tokens over after 1024–2047.
 
-    The former is that of the second half of rows of 512, the latter of the second half of rows of 2048: each is half of
-    the text, evenly spread, so that their tokens are as hard. Seed 0 at its best rate; None: it is not made.
+    The former is that of the second half of sequences of 512, the latter of the second half of sequences of 2048. Each
+    half covers half of the text, evenly spread, so their tokens are equally hard. Seed 0 at its best rate; None: not
+    trained yet.
     """
     scores = [x for x in lines_at_best_rates(lines, part, [_softmax_in_rows_of_2048(FAR[part])]) if x["seed"] == 0]
     at = {(x["length"], x["slice"]): x["perplexity"] for x in scores if x.get("slices") == POSITIONS}
@@ -151,13 +152,13 @@ def gain(lines: Sequence[Line], part: str) -> float | None:
 
 
 def far_text(lines: Sequence[Line]) -> str | None:
-    """The part whose text shows what global attention is worth: the first on which softmax gains enough."""
+    """Returns the part whose text shows the value of global attention: the first on which softmax gains enough."""
     gains = {part: gain(lines, part) for part in FAR}
     return next((part for part, factor in gains.items() if factor is not None and factor >= GAIN), None)
 
 
 def _search(data: Data, lines: Sequence[Line]) -> list[Job]:
-    """The Transformer++ on each text in turn, until one shows a gain from far tokens."""
+    """Lists jobs of the Transformer++ on each text in turn, until one shows a gain from far tokens."""
     jobs_so_far: list[Job] = []
     for part in FAR.values():
         alone = part._replace(seeds=(0,))
@@ -169,7 +170,7 @@ def _search(data: Data, lines: Sequence[Line]) -> list[Job]:
 
 
 def _far(data: Data, lines: Sequence[Line]) -> list[Job]:
-    """Local, global and both on the text that was found."""
+    """Lists jobs of local attention, global attention and both on the text with a gain from far tokens."""
     name = far_text(lines)
     return _jobs(_far_group(name), data, lines) if name else []
 
@@ -189,7 +190,7 @@ def _jobs(group: Group, data: Data, lines: Sequence[Line]) -> list[Job]:
 
 
 def _text(name: str, data: Data) -> Text:
-    """What a part reads."""
+    """Returns the text that a part reads."""
     study_data = data.folder / "study"
     changes = {
         "study": {"data.mixture": study.mixture(study_data)},

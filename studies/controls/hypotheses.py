@@ -1,4 +1,4 @@
-"""What the controls are to decide, by the numbers and rules of studies/controls/README.md."""
+"""Hypotheses of the controls, with the numbers and rules of studies/controls/README.md."""
 
 import math
 import statistics
@@ -10,14 +10,14 @@ from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 from studies.protocol.hypotheses import Hypothesis
 from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, judge_seeds
 
-RECALLED = 0.5  # of the pairs, that a model which has learned to recall is above
+RECALLED = 0.5  # share of the pairs; a model above it has learned to recall
 _SOFTMAX, _FLASH, _QUAD = "transformer_plus_plus", "flash_scores", "flash_quad_toeplitz_scores"
 _LINEAR = "linear_transformer_rotary"
 _rows = lambda number, first, relation, second, **more: Hypothesis(number, ROWS.name, first, relation, second, **more)
 
 
 def _chunk_hypotheses(number: int, part: str, at: str | None = None) -> list[Hypothesis]:
-    """Local, global and both, at all places of a row or at some."""
+    """Returns the hypotheses on local attention, global attention and both; `at`: a slice of positions."""
     local, over_all = f"{_FLASH}/local", f"{_FLASH}/global"
     return [
         Hypothesis(number, part, local, "better", over_all, slice=at),
@@ -47,7 +47,7 @@ HYPOTHESES = [
 
 
 def recall_verdicts(lines: Sequence[Line]) -> list[Line]:
-    """Whether each model recalls more than half of the pairs with every seed, at the rate with the best median."""
+    """Judges if each model recalls more than half of the pairs with every seed, at the rate with the best median."""
     verdicts = []
     for model in recall.MODELS:
         name = recall.family_name(model)
@@ -62,7 +62,7 @@ def recall_verdicts(lines: Sequence[Line]) -> list[Line]:
 
 
 def anchor_verdict(lines: Sequence[Line]) -> Line:
-    """Whether the Transformer reaches the published loss, in the mean over its seeds."""
+    """Judges if the Transformer reaches the published loss, in the mean over its seeds."""
     near, published = anchor.NEAR_NATS, anchor.PUBLISHED_NATS
     losses = {
         run: statistics.fmean(line.get("loss", math.inf) for line in run_lines)

@@ -1,6 +1,6 @@
-"""Associative recall (MQAR) at lower rates and ten times the steps of the first study of recall.
+"""Associative recall (MQAR) at lower rates and ten times the steps of the first recall study.
 
-Which rate a model gets follows from the median of three seeds, so that one lucky seed chooses nothing.
+A model's rate is chosen by the median of three seeds, so that one lucky seed does not choose it.
 """
 
 import itertools
@@ -22,11 +22,11 @@ SEEDS = (0, 1, 2)
 _WIDTH = 32
 _STEPS = 6000
 _TODAY = {"model.residual_init": None, "model.scale_init": "normal", "model.divides": None}  # as by default
-_STEP_S = {"flash": 0.2, "gated_deltanet": 0.45}  # one core, the other busy
+_STEP_S = {"flash": 0.2, "gated_deltanet": 0.45}  # seconds per step on one core while the other is busy
 
 
 def jobs() -> list[Job]:
-    """Each model at each rate with each seed."""
+    """Lists the jobs: each model at each rate with each seed."""
     config = changed(measured.get_config(), _TODAY | {"train.steps": _STEPS, "train.checkpoint_every": 500})
     models = list_models(config, MODELS, [_WIDTH])
     return [_job(*of) for of in itertools.product(models, RATES, SEEDS)]
@@ -44,12 +44,16 @@ def _job(model: Model, rate: float, seed: int) -> Job:
 
 
 def family_name(model: str) -> str:
-    """The name of a model in its lines."""
+    """Returns the name of a model in its lines.
+
+    >>> family_name("flash+short_convolution=3")
+    'flash'
+    """
     return model.partition("+")[0]
 
 
 def lines_at_best_rate(lines: Sequence[Line], run: str) -> list[Line]:
-    """A model's lines at the rate with the best median accuracy on the validation split; none before all are made."""
+    """Returns a model's lines at the rate with the best median validation accuracy; none until all runs are done."""
     model_lines = [line for line in lines if (line["part"], line["run"]) == (PART, run)]
     if {(line["rate"], line["seed"]) for line in model_lines} < {*itertools.product(RATES, SEEDS)}:
         return []

@@ -1,4 +1,4 @@
-"""What the lines of the controls say: tables, verdicts and pictures."""
+"""Report of the controls: tables, verdicts and pictures, from result lines."""
 
 import pathlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from studies.protocol.hypotheses import Hypothesis
 from studies.protocol.verdict import BY_INTERVAL, verdict_table
 from studies.quality.report import plot_study, study_tables, summarize
 
-TITLE = "The controls of the study: each model at the best of its rates at the whole budget"
+TITLE = "The controls of the study: each model at the best of its rates at the full budget"
 _RATES: Columns = {
     "part": ("part", "{}"),
     "model": ("run", "{}"),
@@ -27,8 +27,8 @@ def write_controls(out: pathlib.Path, quality: pathlib.Path) -> str:
     """Writes the tables and pictures of the controls, and returns table.md.
 
     Args:
-        out: the results of the controls.
-        quality: those of the study of quality, some of whose runs count here, too.
+        out: folder of the results of the controls.
+        quality: folder of the results of the quality study; some of its runs count here, too.
     """
     lines, times = design.read_counted_lines(out, quality), read_lines(out / "step_times.jsonl")
     groups = design.groups(lines)
@@ -52,7 +52,7 @@ def write_controls(out: pathlib.Path, quality: pathlib.Path) -> str:
 
 
 def _rates(lines: Sequence[Line], group: design.Group) -> list[Line]:
-    """A line for each rate that was tried; of the best, `what` says so, and whether it is at an end of the rates."""
+    """Returns a line per rate that was tried; `what` marks the best, and whether it is the lowest or highest."""
     rate_lines = []
     for candidate in group.candidates:
         best = find_best_rate(lines, group.part.name, candidate)
@@ -65,7 +65,7 @@ def _rates(lines: Sequence[Line], group: design.Group) -> list[Line]:
 
 
 def _name_extreme_rates(hypothesis: Hypothesis, verdict: Line, rates: Sequence[Line]) -> Line:
-    """The verdict's line; it names a model whose best rate is an end of those that were tried."""
+    """Returns the verdict's line; its figure names models whose best rate is the lowest or highest tried."""
     of = lambda line: line["part"] == hypothesis.part and line["run"] in (hypothesis.first, hypothesis.second)
     extremes = [
         f"{line['run']} is {line['what']} of its rates, {line['rate']:g}"

@@ -1,4 +1,4 @@
-"""The design of the controls: its jobs can run and fit, and rates, texts and verdicts follow from lines as it says."""
+"""Design of the controls: its jobs can run, and rates, texts and verdicts follow from lines as the design says."""
 
 import itertools
 import pathlib
@@ -27,7 +27,7 @@ QUEUE_TEXTS = "7af168c3450e"  # the hash of the queue's texts
 
 
 def positions(part, gain, rate):
-    """What a Transformer++ has in the second halves of rows of 512 and of 2048."""
+    """Yields lines of a Transformer++ for the second halves of sequences of 512 and of 2048."""
     line = {"part": part, "run": "transformer_plus_plus", "seed": 0, "rate": rate, "share": 1.0, "length": 2048}
     yield {**line, "split": "validation", "loss": 4.0}
     line |= {"split": "test", "slices": "positions"}
@@ -46,11 +46,11 @@ def lines_with_gain(part, gain=1.03):
 ALL = [
     *lines_with_gain("far_books", 1.01),
     *lines_with_gain("far_bigrams"),
-]  # all jobs there may be, but local and global on books
+]  # all possible jobs, except local and global on books
 
 
 @pytest.mark.parametrize("lines", [[], ALL, lines_with_gain("far_books")])
-def test_jobs_can_run_and_each_has_a_name_of_its_own(lines):
+def test_jobs_can_run_and_each_has_a_unique_name(lines):
     jobs_now = design.jobs_now(DATA, lines)
     names = [job.name for job in jobs_now]
     assert len({*names}) == len(names)
@@ -111,7 +111,7 @@ def test_the_linear_transformer_and_transformer_plus_differ_by_softmax_alone():
 
 
 def test_runs_of_the_first_study_count_where_their_config_is_the_same():
-    """Their hash is that of the study's own config, texts, scores and rate."""
+    """Their hash is that of the study's config, texts, scores and rate."""
     lines = design.read_counted_lines(*design.folders(ROOT))
     taken = {(line["run"], line["seed"]) for line in lines if "study_commit" not in line}
     assert taken == {(run, seed) for run in ("transformer_plus_plus", "flash_scores") for seed in (0, 1, 2)}
