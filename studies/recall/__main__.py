@@ -1,15 +1,15 @@
-"""Recall against state: trains the models of a config, scores each, and draws what they recall.
+"""Recall against state: trains and scores the models of a config, and plots their recall.
 
     python -m studies.recall --config=studies/recall/configs/mqar_as_measured.py --runs=runs/mqar \
         --out=studies/recall/results/mqar
 
-Each model is trained at each rate with the first seed, and at up to MORE_RATES further ones while its best is the
-lowest or the highest; the rate with the best accuracy on the validation split gets the other seeds. Every run is scored
-on the test split, by parts, and its line is written at once; run again, it goes on where it stopped. At
-the end each model's decode step is timed, models taking turns. OUT gets table.md and recall.png (accuracy against the
-bytes of the decode state, and against its time for a token).
+Each model is trained at each rate with the first seed. While its best rate is the lowest or the highest, up to
+MORE_RATES further rates are tried. The rate with the best accuracy on the validation split gets the other seeds. Every
+run is scored on the test split, by parts, and its line is written at once. Run again, the command continues where it
+stopped. At the end the decode steps are timed, and models take turns. OUT gets table.md and recall.png (accuracy
+against the bytes of the decode state, and against the time per token).
 
-Small models leave most of a machine idle: the same command, started once for each core, shares the runs.
+Small models leave most of a machine idle. The same command, started once per core, shares the runs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from studies.recall.run import list_jobs, list_models, time_decoding
 
 
 def main(argv: list[str]) -> None:
-    """Trains and scores what is missing, times decoding, and writes table.md, summary.jsonl and recall.png."""
+    """Makes the missing runs, times decoding, and writes table.md, summary.jsonl and recall.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
         "--config", required=True, help="a file of studies/recall/configs/ that has MODELS, WIDTHS and RATES"

@@ -1,4 +1,4 @@
-"""Recall against state: what the runs of a study of associative recall say together."""
+"""Report of the recall study: a table and a picture of recall against state."""
 
 import pathlib
 import statistics
@@ -10,12 +10,12 @@ from studies.protocol.rates import lines_at_best_rate
 
 
 def loss_of(line: Line) -> float:
-    """What a rate is chosen by: the accuracy on the validation split, negative; a failed run is the worst."""
+    """Returns the score that chooses a rate: the negative validation accuracy; a failed run is the worst."""
     return -line.get("validation_accuracy", -1.0)
 
 
 def summarize(runs: list[Line], times: list[Line]) -> list[Line]:
-    """One line a model and width: accuracy over the seeds at its best rate, its state, and its time for a token.
+    """Returns a line per model and width: accuracy over the seeds at its best rate, its state, and its time per token.
 
     Seeds whose loss did not stay finite are counted, and have no accuracy.
     """
@@ -51,7 +51,7 @@ def summarize(runs: list[Line], times: list[Line]) -> list[Line]:
 
 
 def recall_table(lines: list[Line]) -> str:
-    """Markdown, the best first; `failed` counts seeds whose loss did not stay finite."""
+    """Returns a Markdown table, the best model first; `failed` counts seeds whose loss did not stay finite."""
     rows = [line | line.get("by_part", {}) for line in sorted(lines, key=lambda line: -line.get("accuracy", -1))]
     parts = dict.fromkeys(part for line in lines for part in line.get("by_part", {}))
     columns = {
@@ -66,15 +66,18 @@ def recall_table(lines: list[Line]) -> str:
         "rate": ("rate", "{:g}"),
         "steps": ("step", "{:,.0f}"),
         "state, bytes": ("state_bytes", "{:,}"),
-        "ms a token": ("ms_a_token", "{:.2f}"),
+        "ms per token": ("ms_a_token", "{:.2f}"),
         "parameters": ("parameters", "{:,}"),
     }
     return markdown_table(rows, columns)
 
 
 def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
-    """Accuracy against bytes of state and against milliseconds a token; one curve a model, over its widths."""
-    axes_of = (("state_bytes", "bytes of decode state of a row"), ("ms_a_token", "milliseconds a token, 16 rows"))
+    """Plots accuracy against bytes of state and against ms per token; one curve per model, over its widths."""
+    axes_of = (
+        ("state_bytes", "bytes of decode state per sequence"),
+        ("ms_a_token", "milliseconds per token, 16 sequences"),
+    )
     names = list(dict.fromkeys(line["model"] for line in lines))
     with drawing(path, 1, len(axes_of), (7, 6 + 0.1 * len(names)), sharey=True) as (figure, grid):
         for axes, (key, label) in zip(grid.flat, axes_of, strict=True):
@@ -90,5 +93,5 @@ def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
             axes.set_xscale("log")
             axes.set(xlabel=label)
         grid.flat[0].set(ylabel="recalled values, % (median, lowest and highest of the seeds)", ylim=(-2, 102))
-        named = grid.flat[0].get_legend_handles_labels()
-        figure.legend(*named, loc="outside lower center", ncols=2, fontsize=7, frameon=False)  # names may be long
+        legend = grid.flat[0].get_legend_handles_labels()
+        figure.legend(*legend, loc="outside lower center", ncols=2, fontsize=7, frameon=False)  # names may be long

@@ -1,4 +1,4 @@
-"""A study of recall: models on associative recall at several rates and seeds, and what their states cost."""
+"""Runs of the recall study: models on associative recall at several rates and seeds, and their decode times."""
 
 import itertools
 import pathlib
@@ -22,8 +22,8 @@ from studies.protocol.jobs import Job, ShouldStop, read_job_lines
 from studies.protocol.rates import rate_and_seed_jobs
 from studies.recall.report import loss_of
 
-_TOKENS, _ROWS = 8, 16  # of a turn of decoding
-_FACTOR = 3.0  # between the best rate and the next one beyond it
+_TOKENS, _ROWS = 8, 16  # tokens per turn of decoding, and sequences of the batch
+_FACTOR = 3.0  # from the best rate to the next one beyond it
 
 
 class Model(NamedTuple):
@@ -35,20 +35,20 @@ class Model(NamedTuple):
     config: Any
 
     def about(self, rate: float, seed: int) -> dict[str, Any]:
-        """What identifies a run in the file of runs."""
+        """Returns the keys that identify the line of a run."""
         return {"model": self.name, "width": self.width, "rate": rate, "seed": seed}
 
     def run_config(self, rate: float, seed: int) -> Any:
-        """The config of a run."""
+        """Returns the config of a run."""
         return changed(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
 def list_models(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
-    """Models at several widths.
+    """Lists models at several widths.
 
     Args:
-        config: what all start from.
-        names: a family each, perhaps with keys of config.model: flash+short_convolution=3.
+        config: base config of all models.
+        names: a family each, perhaps with keys of config.model, such as flash+short_convolution=3.
         widths: values of model.model_dim.
     """
     models = []
@@ -61,11 +61,11 @@ def list_models(config: ConfigDict, names: Sequence[str], widths: Sequence[int])
 
 
 def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    """Trains and scores one run; returns its one line, with all that is reported.
+    """Trains and scores a model with a rate and a seed; returns its line.
 
     Raises:
         NonfiniteError: the loss became non-finite.
-        Stopped: it was asked to stop; the run can go on.
+        Stopped: `should_stop` returned true; the run can be resumed.
     """
     config = model.run_config(rate, seed)
     train_whole(config, folder, should_stop)
@@ -76,7 +76,7 @@ def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should
     targets = sum(part["tokens"] for part in parts)
     line = {
         **model.about(rate, seed),
-        "validation_accuracy": curve[-1]["accuracy"],  # of the parameters that are tested
+        "validation_accuracy": curve[-1]["accuracy"],  # of the parameters that are scored on the test split
         "accuracy": sum(part["accuracy"] * part["tokens"] for part in parts) / targets,
         "by_part": {part["slice"]: part["accuracy"] for part in parts},
         "targets": targets,
@@ -93,20 +93,20 @@ def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should
 def list_jobs(
     models: Sequence[Model], rates: Sequence[float], more_seeds: Sequence[int], further: int, out: pathlib.Path
 ) -> list[Job]:
-    """Each model at each rate with seed 0, and at the rate with the best validation accuracy with more seeds.
+    """Lists the jobs: each model at each rate with seed 0, and more seeds at its best rate by validation accuracy.
 
     Args:
-        models: from `models_of`.
+        models: from `list_models`.
         rates: learning rates.
         more_seeds: seeds besides 0.
-        further: at most so many further rates of each model, see `rates_to_try`.
+        further: most further rates of each model, see `rates_to_try`.
         out: folder of the lines.
     """
     return rate_and_seed_jobs(models, rates, more_seeds, further, read_job_lines(out), loss_of, run_model, _FACTOR)
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:
-    """Milliseconds a token of each model, models taking turns."""
+    """Times decoding of each model in ms per token; models take turns."""
     cells, lines = [], []
     for model in models:
         length = parse(model.config).data.length

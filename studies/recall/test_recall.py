@@ -1,4 +1,4 @@
-"""The study of recall: which runs it makes, that it goes on where it stopped, and what its table and picture say."""
+"""The recall study: its runs, resuming, its table and its picture."""
 
 import pathlib
 
@@ -35,7 +35,7 @@ def run_line(model, rate, seed, accuracy, validation, **more):
 
 @pytest.mark.parametrize(("study", "name"), [(mqar_longer, "longer"), (mqar_as_measured, "mqar")])
 def test_recorded_runs_are_of_the_config_that_their_command_names(study, name):
-    """So the command goes on with the lines, in place of refusing them or making others."""
+    """So the command continues with the lines, and neither refuses them nor makes others."""
     out = ROOT / "studies" / "recall" / "results" / name
     models, further = list_models(study.get_config(), study.MODELS, study.WIDTHS), getattr(study, "MORE_RATES", 0)
     jobs = list_jobs(models, study.RATES, study.MORE_SEEDS, further, out)
@@ -47,7 +47,7 @@ def test_recorded_runs_are_of_the_config_that_their_command_names(study, name):
 
 
 def test_the_config_of_the_page_is_of_todays_defaults():
-    """The page trains it first: what a model is, but for its size and its convolution, is left to its family."""
+    """The page trains it first: everything except size and convolution is left to the family."""
     config, base = mqar.get_config().model, get_config().model
     sizes = {"family", "num_layers", "model_dim", "num_heads", "max_length", "gau", "chunks", "window", "linear"}
     changed = {key for key in config if config[key] != base[key]}
