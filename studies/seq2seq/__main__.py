@@ -1,10 +1,10 @@
-"""Prefixes, cross attention and encoders: trains the models of a config, and judges its rules.
+"""Prefixes, cross attention and encoders: trains the models of a config and judges its rules.
 
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --runs=runs/seq2seq_copy --out=runs/seq2seq/copy
 
-Each model is trained at each rate with the first seed; the rate with the lowest loss on the validation split gets the
-other seeds. Every run is scored on the test split, and its line is written at once; run again, it goes on where it
-stopped, and several processes share the runs. OUT gets table.md, verdicts.jsonl and seq2seq.png. Words such as
+Each model is trained at each rate with the first seed. The rate with the lowest loss on the validation split gets the
+other seeds. Every run is scored on the test split, and its line is written at once. Run again, the command continues
+where it stopped. Several processes can share the runs. OUT gets table.md, verdicts.jsonl and seq2seq.png. Words such as
 --config.data.path=… change the config.
 """
 
@@ -26,7 +26,7 @@ from studies.seq2seq.run import list_models, run_model
 
 
 def main(argv: list[str]) -> None:
-    """Trains and scores what is missing, and writes table.md, verdicts.jsonl and seq2seq.png."""
+    """Makes the missing runs, and writes table.md, verdicts.jsonl and seq2seq.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
         "--config", required=True, help="a file of studies/seq2seq/configs/, with MODELS, RATES and RULES"

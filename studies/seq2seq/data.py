@@ -1,8 +1,8 @@
-"""Makes a copy of couplets with those whose characters are all frequent, for models that see few of them.
+"""Filters couplets: keeps those whose characters are all frequent, for models trained on few couplets.
 
     python -m studies.seq2seq.data $DATA/couplets --out=runs/seq2seq/data
 
-The characters are counted in the training split, and every split keeps the couplets that have no other.
+The characters are counted in the training split. Every split keeps only couplets without other characters.
 """
 
 import argparse
@@ -22,13 +22,13 @@ _COLUMNS = ("first", "second")
 
 
 def frequent_characters(couplets: pa.Table, most: int) -> set[str]:
-    """The `most` most frequent characters; among equals, those that come first in the table."""
+    """Returns the `most` most frequent characters; among equals, those that come first in the table."""
     counts = collections.Counter(itertools.chain.from_iterable(_joined_texts(couplets)))
     return {character for character, _ in counts.most_common(most)}
 
 
 def filter_couplets(couplets: pa.Table, characters: set[str]) -> pa.Table:
-    """The couplets that have no other characters."""
+    """Returns the couplets that have no other characters."""
     return couplets.filter(pa.array([characters.issuperset(text) for text in _joined_texts(couplets)], pa.bool_()))
 
 
@@ -37,7 +37,7 @@ def _joined_texts(couplets: pa.Table) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Writes the splits that are there, and says how many couplets each keeps."""
+    """Writes the filtered splits, and prints how many couplets each keeps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=pathlib.Path, help="folder with train.parquet, and others, of first and second")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder to write")

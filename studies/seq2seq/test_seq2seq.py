@@ -118,7 +118,7 @@ def test_models_are_of_about_equal_size(study):
     [(copy, "copy", {}), (copy, "reverse", {"data.copy.reverse": True}), (couplets, "couplets", {})],
 )
 def test_recorded_runs_are_of_the_config_that_their_command_names(study, name, changes):
-    """So the command goes on with the lines, in place of refusing them or making others."""
+    """So the command continues with the lines, and neither refuses them nor makes others."""
     out = ROOT / "studies" / "seq2seq" / "results" / name
     lines, models = read_job_lines(out), list_models(changed(study.get_config(), changes), study.MODELS)
     jobs = rate_and_seed_jobs(models, study.RATES, study.MORE_SEEDS, 0, lines, loss_of, run_model)

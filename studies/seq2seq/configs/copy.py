@@ -5,7 +5,7 @@
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --config.data.copy.reverse=True \
         --runs=runs/seq2seq_reverse --out=runs/seq2seq/reverse
 
-Both words share a row of 64 tokens, and with an encoder each has 32; a run ends at 99.9 %. The study is in
+Both words share a sequence of 64 tokens. With an encoder each has 32. A run ends at 99.9 %. The study is in
 studies/seq2seq/README.md.
 """
 
