@@ -1,11 +1,11 @@
-"""The transfer study of studies/transfer/config.py; its design, set before the runs, is studies/transfer/README.md.
+"""Commands of the transfer study; its design, set before the runs, is in studies/transfer/README.md.
 
 python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
 python -m studies.transfer run --data=runs/transfer/data --runs=runs/transfer --out=runs/transfer/results
 python -m studies.transfer baselines --data=runs/transfer/data --out=runs/transfer/results
 python -m studies.transfer table --out=runs/transfer/results
 
-`run` can be started several times at once, on a core each. `baselines` needs scikit-learn.
+`run` can be started several times at once, on one core each. `baselines` needs scikit-learn.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from studies.transfer import config as design
 from studies.transfer.report import BASELINE, write_transfer
 from studies.transfer.run import Transfer, run_transfer
 
-_TENTH = 10  # of the labelled texts choose rates
+_TENTH = 10  # one in ten labelled texts is for validation
 _TEST, _PRETRAINING_VALIDATION = 5000, 500  # texts
 _TOKENIZER = "tokenizer.model"
 _TOKENIZER_TEXTS = 20_000
@@ -49,7 +49,7 @@ def make_data(arguments: argparse.Namespace) -> None:
         if missing := [column for column in needed if column not in table.column_names]:
             raise InputError(f"{arguments.imdb}/{name}.parquet must have a column {' and a column '.join(missing)}")
     seen: set[str] = set()
-    # Those that are scored come first, so that what stands twice is not trained on.
+    # Scored texts come first, so that duplicates of them are not trained on.
     test = _take_evenly(_drop_seen(tables["test"], seen), _TEST)
     train = _drop_seen(tables["train"], seen)
     chosen = np.arange(len(train)) % _TENTH == 0
@@ -73,18 +73,18 @@ def make_data(arguments: argparse.Namespace) -> None:
 
 
 def _drop_seen(table: pa.Table, seen: set[str]) -> pa.Table:
-    """The rows whose text is not known yet, and knows them."""
+    """Returns the rows whose text is not in `seen`, and adds their texts to it."""
     new = [not (text in seen or seen.add(text)) for text in table["text"].to_pylist()]
     return table.filter(np.array(new))
 
 
 def _take_evenly(table: pa.Table, count: int) -> pa.Table:
-    """So many rows, evenly spread."""
+    """Returns `count` rows, evenly spread."""
     return table.take(np.linspace(0, len(table) - 1, min(count, len(table))).astype(int))
 
 
 def build_study(data: pathlib.Path) -> Transfer:
-    """The study on a folder of data."""
+    """Builds the study on a folder of data."""
     paths = {"data.path": str(data / "labelled"), "data.tokenizer_path": str(data / _TOKENIZER)}
     return Transfer(
         changed(design.get_config(), {**paths, "task": "classify", "data.label_column": "label"}),
@@ -101,7 +101,7 @@ def build_study(data: pathlib.Path) -> Transfer:
 
 
 def make_runs(arguments: argparse.Namespace) -> None:
-    """Makes the runs that are missing."""
+    """Makes the missing runs."""
     with stop_on_signal() as should_stop:
         job_folder = JobFolder(arguments.out, arguments.runs, should_stop)
         finish(run_transfer(build_study(arguments.data), job_folder), job_folder)
@@ -113,7 +113,7 @@ def make_baselines(arguments: argparse.Namespace) -> None:
 
 
 def baselines(transfer: Transfer) -> list[Line]:
-    """Accuracies with each share of the labels, on the same texts as the runs: whole, and as much as a row has.
+    """Returns accuracies with each share of the labels, on the texts of the runs: full, and cut at the sequence length.
 
     The strength of the regularisation is chosen on the validation split.
     """
@@ -152,7 +152,7 @@ def baselines(transfer: Transfer) -> list[Line]:
 
 
 def _texts(splits: Any, split: str, length: int | None) -> list[str]:
-    """The documents of a split, or as much of each as a row has."""
+    """Returns the documents of a split; with `length`, only the first tokens of each."""
     text, decode = splits.splits[split], splits.tokenizer.decode
     spans = zip(text.starts[:-1], text.starts[1:], strict=True)
     return [decode(text.tokens[start:end][:length]) for start, end in spans]

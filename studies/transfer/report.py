@@ -1,4 +1,4 @@
-"""What the lines of a study of transfer say together: a table, a picture, and verdicts."""
+"""Report of the transfer study: a table, a picture, and verdicts, from result lines."""
 
 import dataclasses
 import math
@@ -15,9 +15,9 @@ from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
 from studies.protocol.jobs import PRETRAINING, read_job_lines
 from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, judge_seeds
 
-POINTS = 100.0  # of a share
-BASELINE = "baseline"  # the arm of what is no model of ours
-_NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
+POINTS = 100.0  # percentage points per unit of a share
+BASELINE = "baseline"  # arm of the baselines that are no language models
+_NORMAL_95 = 1.959964  # 95 % of a normal distribution is within this many standard deviations
 _SCORE = "accuracy"
 _PRETRAINED: Columns = {
     "pretrained": ("family", "{}"),
@@ -36,18 +36,18 @@ _VERDICTS: Columns = {
 
 @dataclasses.dataclass(frozen=True)
 class NoWorse:
-    """That one family's accuracy is at most some points below another's, with the same arm, labels and seed.
+    """A hypothesis: one family's accuracy is at most some points below another's, with the same arm, labels and seed.
 
     Attributes:
-        arm: of both.
-        first: the family.
-        second: the other family.
-        points: how much lower it may be.
-        over: an arm whose accuracies are subtracted first, each family's from its own: what is then compared is what
-            `arm` gains, and the other family must gain something. None: accuracies are compared.
-        pretraining: name of the corpus that both were pretrained on; None: of none.
-        nats: the masked loss that both pretrained models must be below. From it on, a model uses no context, and
-            what it transfers says nothing about attention.
+        arm: arm of both families.
+        first: name of the first family.
+        second: name of the second family.
+        points: how many points lower the first may be.
+        over: an arm whose accuracy is subtracted from that of `arm`, for each family. Then the gains of `arm` are
+            compared, and the second family must gain something. None: accuracies are compared.
+        pretraining: name of the corpus that both were pretrained on; None: no pretraining.
+        nats: masked loss that both pretrained models must be below. A model above it uses no context, so its transfer
+            says nothing about attention.
     """
 
     arm: str
@@ -59,12 +59,12 @@ class NoWorse:
     nats: float = math.inf
 
     def judge(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Verdict:
-        """The verdict with a share of the labels: it needs three seeds that agree, beyond the error of the test texts.
+        """Judges a share of the labels: three seeds must agree, by more than the error of the test texts.
 
         Args:
-            lines: of `run_transfer`.
+            lines: lines of `run_transfer`.
             pretrained: its lines of pretraining.
-            share: of the labels.
+            share: share of the labels.
         """
         ours, theirs = (self._lines_by_seed(lines, family, share) for family in (self.first, self.second))
         pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
@@ -82,7 +82,7 @@ class NoWorse:
         return Verdict(word, figure.strip())
 
     def verdict_line(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Line:
-        """The line of the verdict, see `judge`."""
+        """Returns the line of the verdict, see `judge`."""
         return self.judge(lines, pretrained, share).line(hypothesis=self._text, share=share)
 
     @property
@@ -91,7 +91,7 @@ class NoWorse:
         return f"{what} at most {self.points:g} points below {self.second}"
 
     def _lines_by_seed(self, lines: Sequence[Line], family: str, share: float) -> dict[int, list[Line]]:
-        """The family's line of the arm, and of the one that is subtracted, for seeds that have both."""
+        """Returns the family's line of the arm, and of the subtracted arm if any, for seeds that have both."""
         by_arm_and_seed = {(x["arm"], x["seed"]): x for x in lines if (x["family"], x["share"]) == (family, share)}
         arms = [self.arm, *([self.over] if self.over else [])]
         seeds = {seed for arm, seed in by_arm_and_seed if arm == self.arm}
@@ -102,7 +102,7 @@ class NoWorse:
         }
 
     def _doubts(self, comparable: Sequence[tuple[list[Line], list[Line]]], pretrained: Sequence[Line]) -> list[str]:
-        """Why no verdict follows, although the seeds agree."""
+        """Returns reasons against a verdict, although the seeds agree."""
         doubts, names = [], (self.first, self.second)
         losses = {line["family"]: line.get("loss") for line in pretrained if line["pretraining"] == self.pretraining}
         blind = [name for name in names if (losses.get(name) or math.inf) >= self.nats]
@@ -122,26 +122,27 @@ class NoWorse:
 
 class _Difference(NamedTuple):
     points: float
-    error: float  # half of the 95 % interval, for test texts that were drawn for each accuracy anew: a wide one
+    error: float  # half of the 95 % interval, as if each accuracy had other test texts (so it is wide)
 
 
 def _difference(lines: Sequence[Line]) -> _Difference:
-    """Of accuracies on the same number of texts: added and subtracted in turn."""
+    """Returns the alternating sum of accuracies, a - b + c - …, in points, with its error."""
     total = sum((-1) ** i * line[_SCORE] for i, line in enumerate(lines))
     variance = sum(line[_SCORE] * (1 - line[_SCORE]) / line["tokens"] for line in lines)
     return _Difference(POINTS * total, POINTS * _NORMAL_95 * math.sqrt(variance))
 
 
 def _is_comparable(lines: Sequence[Line]) -> bool:
+    """Returns whether no run failed and all were scored on the same texts."""
     same = len({tuple(line.get(key) for key in ("corpus_hash", "split", "tokens")) for line in lines}) == 1
     return same and not any("failed" in line for line in lines)
 
 
 def summarize(lines: Sequence[Line]) -> list[Line]:
-    """One line for each family, arm and share of the labels, over the seeds.
+    """Returns a line per family, arm and share of the labels, over the seeds.
 
     Args:
-        lines: of `run_transfer`.
+        lines: lines of `run_transfer`.
 
     Returns:
         Lines with the mean `accuracy`, `lowest`, `highest`, the means of `macro_f1` and `matthews`, `rate`, `seeds` and
@@ -162,7 +163,7 @@ def summarize(lines: Sequence[Line]) -> list[Line]:
 
 
 def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[float], out: pathlib.Path) -> str:
-    """Writes what the lines of runs, pretraining and baselines.jsonl in OUT say, and returns table.md.
+    """Writes the report of the lines of runs, pretraining and baselines.jsonl in OUT; returns table.md.
 
     The other files are summary.jsonl, verdicts.jsonl and accuracy.png.
 
@@ -187,10 +188,10 @@ def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[f
 
 
 def transfer_table(lines: Sequence[Line]) -> str:
-    """Markdown: accuracy of each arm and family, a column for each share of the labels.
+    """Returns a Markdown table of the accuracy of each arm and family, with a column per share of the labels.
 
     Args:
-        lines: of `summary`, and baselines: with family, arm, share and accuracy.
+        lines: lines of `summarize`, and baselines: with family, arm, share and accuracy.
     """
     rows: dict[tuple[str, str], Line] = {}
     shares = sorted({line["share"] for line in lines})
@@ -212,7 +213,7 @@ def _cell(line: Line) -> str:
 
 
 def _plot(lines: Sequence[Line], baselines: Sequence[Line], path: pathlib.Path, title: str) -> None:
-    """A panel for each arm, in two rows if their number is even; the baselines are in all of them."""
+    """Plots a panel per arm, in two rows if their number is even; every panel has the baselines."""
     drawn = [line | {"labels": POINTS * line["share"]} for line in (*lines, *baselines) if _SCORE in line]
     panels = [
         Panel(
@@ -220,7 +221,7 @@ def _plot(lines: Sequence[Line], baselines: Sequence[Line], path: pathlib.Path, 
             "labels",
             "% of the labels",
             _SCORE,
-            "% of the test texts whose label is right",
+            "test accuracy, %",
             unit=POINTS,
             title=arm,
             band=("lowest", "highest"),

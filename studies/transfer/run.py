@@ -1,8 +1,8 @@
-"""A study of transfer: models that are pretrained on texts, or not, and then learn labels from few texts or many.
+"""Runs of the transfer study: models that are pretrained on texts, or not, and then learn from few labels or many.
 
-Pretraining is done once for each family and corpus; then each arm's learning rate is found; then come the runs. A run
-is written as lines when it is scored, and its weights are removed. Those of pretraining stay until all runs of the
-family are made; if they are lost before, they are made again. Several processes may work at one study, see
+Each family is pretrained once per corpus. Then each arm's learning rate is tuned. Then the runs follow. A run is
+written as lines when it is scored, and its weights are removed. Pretrained weights stay until all runs of the family
+are done. If they are lost before, they are made again. Several processes may share a study, see
 `studies.protocol.jobs`.
 """
 
@@ -24,12 +24,12 @@ from studies.protocol.jobs import PRETRAINING, RATES, Job, JobFolder, ShouldStop
 
 
 class Arm(NamedTuple):
-    """A way to a classifier.
+    """A way to train a classifier.
 
     Attributes:
-        name: of the arm.
-        corpus: that the model is pretrained on; None: none.
-        changes: what differs in its config.
+        name: name of the arm.
+        corpus: corpus of pretraining; None: no pretraining.
+        changes: config keys of the arm.
     """
 
     name: str
@@ -38,19 +38,19 @@ class Arm(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """The whole study.
+    """The study.
 
     Attributes:
-        config: what all runs start from: of the task, with all labels.
-        families: that are compared.
-        arms: of each family.
-        corpora: what differs in the data of pretraining, by name.
-        pretraining: what else differs in pretraining.
-        shares: of the labels.
-        seeds: of each arm and share.
-        tuned_share: of the labels, with which rates are found.
-        tuning_steps: of the longest runs of the search.
-        data: identifies all texts and the tokenizer.
+        config: base config of all runs, for the task with all labels.
+        families: families that are compared.
+        arms: arms of each family.
+        corpora: config keys of each corpus of pretraining, by name.
+        pretraining: further config keys of pretraining.
+        shares: shares of the labels.
+        seeds: seeds of each arm and share.
+        tuned_share: share of the labels in the rate search.
+        tuning_steps: steps of the longest runs of the rate search.
+        data: hash of all texts and the tokenizer.
     """
 
     config: ConfigDict
@@ -65,30 +65,30 @@ class Transfer(NamedTuple):
     data: str
 
     def pretraining_changes(self, family: str, corpus: str) -> Changes:
-        """What differs in a family's pretraining; it reads no label."""
+        """Returns the config keys of a family's pretraining; it reads no label."""
         base = {"model.family": family, "data.label_column": None}
         return {**base, **self.pretraining, **self.corpora[corpus]}
 
     def arm_config(self, family: str, arm: Arm, runs: pathlib.Path, share: float, seed: int = 0) -> Any:
-        """The config of an arm."""
+        """Returns the config of an arm."""
         parent = {"train.init_from": str(_pretrained_folder(runs, family, arm.corpus))} if arm.corpus else {}
         base = {"model.family": family, "data.label_share": share, "seed": seed}
         return changed(self.config, {**base, **parent, **arm.changes})
 
 
 def run_transfer(study: Transfer, job_folder: JobFolder) -> list[str]:
-    """Makes all that is missing, unless another process is at it.
+    """Makes all missing jobs that no other process has begun.
 
     Args:
-        study: what is to be made.
+        study: the study.
         job_folder: its `out` gets pretraining, rates and runs; its `runs` also has the pretrained models.
 
     Returns:
-        Names of jobs that are left: another process has begun them, or they need what it is making.
+        Names of jobs that are left: another process makes them, or they wait for its results.
 
     Raises:
-        InputError: the lines are of another config, or bad data.
-        Stopped: it was asked to stop.
+        InputError: lines of another config, or bad data.
+        Stopped: `should_stop` returned true.
     """
     for family in study.families:
         _check(study, family)
@@ -103,21 +103,21 @@ def run_transfer(study: Transfer, job_folder: JobFolder) -> list[str]:
 
 
 def _jobs(study: Transfer, family: str, job_folder: JobFolder) -> list[Job]:
-    """Of one family: pretraining, the rate of each arm, and the runs."""
+    """Lists the jobs of one family: pretraining, the rate search of each arm, and the runs."""
     runs = job_folder.runs
     pretraining_jobs: dict[str, Job] = {}
     rates: dict[str, Job] = {}
     run_jobs: list[Job] = []
+    # Pretraining, once per corpus.
     for corpus in study.corpora:
-        config, name = (
-            changed(study.config, study.pretraining_changes(family, corpus)),
-            _pretrained_folder(runs, family, corpus).name,
-        )
+        config = changed(study.config, study.pretraining_changes(family, corpus))
+        name = _pretrained_folder(runs, family, corpus).name
         make = lambda folder, stop, config=config, corpus=corpus: _pretrain(config, family, corpus, runs, stop)
         about = {"family": family, "pretraining": corpus}
         pretraining_jobs[corpus] = Job(name, about, _hash(config, study.data, corpus), make, kind=PRETRAINING)
     parents = {corpus: job_folder.lines(job) for corpus, job in pretraining_jobs.items()}
     failures = {corpus: _failure(lines) for corpus, lines in parents.items()}
+    # The rate search of each arm, after its pretraining.
     for arm in study.arms:
         parent = pretraining_jobs.get(arm.corpus or "")
         config = study.arm_config(family, arm, runs, study.tuned_share)
@@ -128,6 +128,7 @@ def _jobs(study: Transfer, family: str, job_folder: JobFolder) -> list[Job]:
         about = {"model": family, "arm": arm.name}
         rates[arm.name] = Job(_join_name(family, arm.name), about, job_hash, make, ready, RATES)
     searched = {name: job_folder.lines(job) for name, job in rates.items()}
+    # The runs, at the best rate of their arm.
     for share, seed, arm in itertools.product(study.shares, study.seeds, study.arms):
         config, rate = study.arm_config(family, arm, runs, share, seed), rates[arm.name]
         tuned = searched[arm.name]
@@ -135,6 +136,7 @@ def _jobs(study: Transfer, family: str, job_folder: JobFolder) -> list[Job]:
         make = lambda folder, stop, config=config, tuned=tuned: _run(config, tuned, folder, stop)
         name = _join_name(family, arm.name, f"{share:g}", "seed", str(seed))
         run_jobs.append(Job(name, about, _hash(config, rate.study_hash), make, rate.is_ready and bool(tuned)))
+    # Lost weights are made again if a missing job needs them, and the jobs that need them wait.
     missing = {job.about["arm"] for job in (*rates.values(), *run_jobs) if not job_folder.lines(job)}
     needed = {arm.corpus for arm in study.arms if arm.name in missing}
     for corpus, job in pretraining_jobs.items():
@@ -156,7 +158,7 @@ def _check(study: Transfer, family: str) -> None:
 
 
 def _pretrain(config: Any, family: str, corpus: str, runs: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    folder = _pretrained_folder(runs, family, corpus)  # and not the job's own, which goes when its lines are written
+    folder = _pretrained_folder(runs, family, corpus)  # the job's folder is removed with its lines written
     try:
         train_whole(config, folder, should_stop)
     except NonfiniteError:
@@ -168,11 +170,11 @@ def _pretrain(config: Any, family: str, corpus: str, runs: pathlib.Path, should_
 def _tune(
     study: Transfer, config: Any, family: str, failure: str | None, folder: pathlib.Path, should_stop: ShouldStop
 ) -> list[Line]:
-    """Rates on the validation split: a part of the texts with labels that no run learns from."""
+    """Tunes the rate on the validation split, whose labelled texts no run trains on."""
     if failure:
         return [{"failed": f"pretraining: {failure}"}]
     budget = study.tuning_steps * parse(config).data.tokens_per_batch
-    warmup = {"train.warmup_steps": None}  # in proportion to each run of the search
+    warmup = {"train.warmup_steps": None}  # proportional to the steps of each run
     return tune(config, {family: warmup}, "train.learning_rate", budget, folder, should_stop)
 
 
@@ -191,7 +193,7 @@ def _run(config: Any, tuned: list[Line], folder: pathlib.Path, should_stop: Shou
 
 
 def _failure(lines: list[Line]) -> str | None:
-    """Why a job has no result; None: it has one."""
+    """Returns why a job has no result; None: it has one."""
     return lines[0].get("failed") if len(lines) == 1 else None
 
 
@@ -200,7 +202,7 @@ def _pretrained_folder(runs: pathlib.Path, family: str, corpus: str) -> pathlib.
 
 
 def _hash(config: Any, *more: Any) -> str:
-    """Of a config and what else a task depends on; where files lie does not matter."""
+    """Returns the hash of a config and of other values that a job depends on; paths do not count."""
     no_paths = {"train.init_from": None, "data.tokenizer_path": None}
     return study_hash(changed(config, no_paths), *more)
 

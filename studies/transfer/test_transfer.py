@@ -1,4 +1,4 @@
-"""The transfer study: each task once, whoever works at it, weights as long as they are needed; and what lines say."""
+"""The transfer study: each job is made once, weights stay while they are needed, and reports of planted lines."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ ARMS = (Arm("from scratch", None, {}), Arm("frozen", "plain", {"train.freeze": (
 
 
 def study_in(folder: pathlib.Path, **changes) -> Transfer:
-    """Of texts whose label is whether they end with a b."""
+    """Returns a study of texts with the label 1 if they end with a b."""
     draw = np.random.default_rng(0)
     for split, count in (("train", 40), ("validation", 16), ("test", 16)):
         texts = ["".join(draw.choice(list("ab "), 12)) + "ab"[i % 2] for i in range(count)]
@@ -42,7 +42,7 @@ def study_in(folder: pathlib.Path, **changes) -> Transfer:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Nothing is trained: a run is an empty folder, and all have the same scores; `lost`: names of runs that fail."""
+    """Replaces training by empty folders and equal scores; `lost`: names of runs that fail."""
 
     class Quick:
         trained, scored, lost = [], [], ()
@@ -116,7 +116,7 @@ def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
     quick.trained.clear()
     run_transfer(grid, JobFolder(out, runs, bool))
     assert quick.trained == ["linear_transformer_from_scratch_1_seed_1"]  # which needs no weights
-    # The same of lines that are put together.
+    # The same with merged lines.
     job_folder = JobFolder(out, runs, bool)
     merge_job_files(job_folder)
     lost = lambda line: (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 1)
@@ -164,7 +164,7 @@ def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_whole_study_of_a_small_model(tmp_path):
+def test_the_full_study_of_a_small_model(tmp_path):
     grid, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
     assert run_transfer(grid, JobFolder(out, runs, bool)) == []
     lines = read_job_lines(out)
@@ -188,7 +188,7 @@ def scored(family, seed, accuracy, arm="frozen", share=0.1):
 
 
 def judged(points, lines=(), over=None, base=0.8):
-    """What is said of flash that has so many points more than attention, seed by seed."""
+    """Returns the verdict on flash if it has these points more than attention, by seed."""
     rule = NoWorse("frozen", "flash", "attention", 2.0, over=over)
     own = [scored("attention", seed, base) for seed in range(len(points))]
     own += [scored("flash", seed, base + x / 100) for seed, x in enumerate(points)]
@@ -264,7 +264,7 @@ def test_a_model_that_uses_no_context_decides_nothing():
         {"family": "flash", "pretraining": corpus, "loss": x},
     ]
     assert rule.verdict_line(lines, losses(5.4), 0.1)["verdict"] == HOLDS
-    for pretrained in (losses(5.5), losses(4.0, "own"), losses(4.0)[:1]):  # or if nothing is known of it
+    for pretrained in (losses(5.5), losses(4.0, "own"), losses(4.0)[:1]):  # or if its loss is missing
         found = rule.verdict_line(lines, pretrained, 0.1)
         assert found["verdict"] == UNDECIDED and "context: flash" in found["figure"]
 
@@ -283,7 +283,7 @@ def test_the_table_has_means_and_spreads():
 
 
 def test_baselines_are_of_the_same_texts(tmp_path):
-    """The word that tells the label stands behind what a row has."""
+    """The word that gives the label comes after the first `length` tokens."""
     grid = study_in(tmp_path)
     for split, count in (("train", 40), ("validation", 16), ("test", 16)):
         of = lambda label: {"text": "words that say nothing " + ("good", "dull")[label], "label": label}
