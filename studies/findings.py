@@ -1,7 +1,7 @@
-"""What was found, for README.md, from the lines of the results: the findings, and the caption of the picture.
+"""Writes the findings and the picture's caption into README.md, with figures from the lines of the results.
 
-The sentences stand in findings.md and caption.md beside this file, with the names of figures in braces. Words that
-depend on a verdict or a figure are chosen here, so that a changed line changes its sentence.
+The sentences are in findings.md and caption.md of this folder, with names of figures in braces. Words that depend on a
+verdict or a figure are chosen here, so that a changed line changes its sentence.
 """
 
 import collections
@@ -33,7 +33,7 @@ NAMES = {SOFTMAX: "Transformer++", LINEAR: "the Linear Transformer", FIRST_FLASH
 TEXTS = {"books": "books", "wiki": "Wikipedia", "imdb": "reviews"}
 SHARES = {0.25: "a quarter", 0.5: "half", 1.0: "all"}
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-# what a hypothesis says -> its verdict -> the words of a sentence
+# relation of a hypothesis -> verdict -> words of a sentence
 PHRASES = {
     "no worse": {
         HOLDS: "no worse, by the rule of the study",
@@ -53,19 +53,19 @@ class Results:
     """The lines of results below the root of the repository."""
 
     def __init__(self, root: pathlib.Path):
-        """Reads nothing yet."""
+        """Keeps the root; files are read by the methods."""
         self.root = root
 
     def lines(self, path: str, **where: object) -> list[Line]:
-        """Those of a file whose values are these; None: which have no such key."""
+        """Returns the lines of a file with these values; None: lines without that key."""
         lines = read_lines(self.root / path)
         return [line for line in lines if all(line.get(key) == value for key, value in where.items())]
 
     def single_line(self, path: str, **where: object) -> Line:
-        """The one such line.
+        """Returns the only line of a file with these values.
 
         Raises:
-            InputError: there is none, or another one.
+            InputError: no such line, or several.
         """
         lines = self.lines(path, **where)
         if len(lines) != 1:
@@ -74,19 +74,26 @@ class Results:
         return lines[0]
 
     def study_line(self, model: str, *, path: str = SUMMARY, length: int = 512, position: str | None = None) -> Line:
-        """Of a model of rows of 512 at the whole budget, over its seeds; `place`: at these positions of a row."""
+        """Returns the line of a model of sequence length 512 at the full budget, over its seeds.
+
+        Args:
+            model: name of the model.
+            path: file of lines.
+            length: sequence length of the score.
+            position: slice of positions; None: all.
+        """
         return self.single_line(path, part=PART, run=model, share=1.0, length=length, slice=position)
 
     def runs(self) -> list[Line]:
-        """Those of the runs of the study."""
+        """Returns the lines of the runs of the quality study."""
         return read_job_lines(self.root / _QUALITY)
 
 
 def describe_verdict(results: Results, hypothesis: Hypothesis) -> str:
-    """The perplexity of a hypothesis's first model as a multiple of its second's, the interval and the verdict.
+    """Returns words for a verdict: perplexity of the first model over that of the second, interval and verdict.
 
     Raises:
-        InputError: there is no such line, or it lacks what its verdict must have.
+        InputError: no such line, or it lacks ratios or an interval.
     """
     line = results.single_line(VERDICTS, number=hypothesis.number, hypothesis=hypothesis.text)
     if not line.get("ratios"):
@@ -106,14 +113,14 @@ def describe_verdict(results: Results, hypothesis: Hypothesis) -> str:
 
 
 def steps_on_gpu(results: Results) -> tuple[Line, Line]:
-    """FLASH, and Transformer++ with the fastest softmax, in rows of 512 on the H200."""
+    """Returns the step times of FLASH, and of Transformer++ with the fastest softmax, at length 512 on the H200."""
     forms = "flash", f"{SOFTMAX}+quadratic.implementation=cudnn"
     ours, fused = (results.single_line(GPU, family=form, length=512) for form in forms)
     return ours, fused
 
 
 def ratios_on_gpu(results: Results) -> dict[int, float]:
-    """FLASH over Transformer++ by seed after as long a training, if the times of steps had the ratio of the H200."""
+    """Returns perplexity of FLASH over Transformer++ by seed at equal time, if step times had the H200's ratio."""
     ours, fused = steps_on_gpu(results)
     lines, slower = results.runs(), ours["median_ms"] / fused["median_ms"]
     one, other = (curves_of(lines, PART, model) for model in (FLASH, SOFTMAX))
@@ -121,7 +128,7 @@ def ratios_on_gpu(results: Results) -> dict[int, float]:
 
 
 def _design_figures(results: Results) -> Figures:
-    """What the study's models share."""
+    """Returns figures that all models of the study share."""
     line = results.study_line(FLASH)
     models = results.lines(SUMMARY, part=PART, length=512, slice=None)
     budgets, seeds = ({x[key] for x in models if x["seeds"]} for key in ("share", "seeds"))
@@ -141,7 +148,7 @@ def _design_figures(results: Results) -> Figures:
 
 
 def _flash_figures(results: Results) -> Figures:
-    """FLASH against Transformer++."""
+    """Returns figures of FLASH against Transformer++."""
     ours, fused = steps_on_gpu(results)
     return {
         "flash_tokens": describe_verdict(results, Hypothesis(1, PART, FLASH, "no worse", SOFTMAX)),
@@ -153,7 +160,7 @@ def _flash_figures(results: Results) -> Figures:
 
 
 def _check_figures(results: Results) -> Figures:
-    """What short runs say about the lead of FLASH: losses on the validation split after 320 steps, one seed."""
+    """Returns validation losses after 320 steps, one seed, which bear on the lead of FLASH."""
     check = lambda what: _nats(results.single_line(CHECKS, check="loss", what=what)["loss"], CHECKS)
     best = lambda model: _nats(results.single_line(TUNED, model=model)["loss"], TUNED)
     return {
@@ -169,7 +176,7 @@ def _nats(loss: float, path: str) -> str:
 
 
 def _long_sequence_figures(results: Results) -> Figures:
-    """Rows four times as long as those of training, and what far tokens bring."""
+    """Returns figures of sequences four times as long as in training, and of the gain from far tokens."""
     lengths = {"64–127": 512, "256–511": 512, "1024–2047": 2048}
     perplexity_at = {at: results.study_line(FLASH, length=n, position=at)["perplexity"] for at, n in lengths.items()}
     last = results.lines(SUMMARY, part=PART, share=1.0, length=512, slice="256–511")
@@ -194,7 +201,7 @@ def _change_with_length(results: Results, model: str) -> str:
 
 
 def _attention_figures(results: Results) -> Figures:
-    """What separates Transformer++ from the Linear Transformer, and FLASH-Quad."""
+    """Returns figures of Transformer++ against the Linear Transformer and FLASH-Quad."""
     softmax, best = (results.single_line(SUMMARY, part="peers", run=name) for name in ("transformer", SOFTMAX))
     curves = curves_of(results.runs(), PART, LINEAR)
     linear = [perplexity_after(curve, softmax["step"]) for curve in curves.values()]
@@ -213,7 +220,7 @@ def _attention_figures(results: Results) -> Figures:
 
 
 def _detail_figures(results: Results) -> Figures:
-    """How a start and a divisor changed verdicts."""
+    """Returns figures on how a start and a divisor changed verdicts."""
     softmax, flash = (results.study_line(x, path=FIRST_SUMMARY)["perplexity"] for x in (SOFTMAX, FIRST_FLASH))
     return {
         "first_softmax": _perplexity(softmax, FIRST_SUMMARY),
@@ -223,7 +230,7 @@ def _detail_figures(results: Results) -> Figures:
 
 
 def _claim_figures(results: Results) -> Figures:
-    """How many claims have which verdict, and why others have none."""
+    """Returns the number of claims by verdict, and of those undecided by reason."""
     lines = results.lines(CLAIMS)
     counts = collections.Counter(line["verdict"] for line in lines)
     reasons = [line["reasons"] for line in lines if line["verdict"] == UNDECIDED]
@@ -243,7 +250,7 @@ def _claim_figures(results: Results) -> Figures:
 
 
 def figures(results: Results) -> Figures:
-    """What stands for the names in the sentences."""
+    """Returns the figure for each name in the sentences."""
     parts = (
         _design_figures,
         _flash_figures,
@@ -257,7 +264,7 @@ def figures(results: Results) -> Figures:
 
 
 def render_readme(before: str, results: Results) -> str:
-    """README with the current sentences."""
+    """Returns README.md with the current sentences."""
     figure_texts = figures(results)
     for name in ("caption", "findings"):
         sentences = (HERE / f"{name}.md").read_text(encoding="utf-8").rstrip()

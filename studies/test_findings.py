@@ -1,4 +1,4 @@
-"""What is found in README: against the lines, by other means, and with lines that say something else."""
+"""Findings in README: checked against the lines by other code, and with planted lines."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def read(path: pathlib.Path) -> list[dict]:
 
 
 def planted(folder: pathlib.Path, verdict=lambda line: line, summary=lambda line: line) -> Results:
-    """Our results, where each line of two files of the study is changed by these functions."""
+    """Copies our results; each line of two files of the study is changed by these functions."""
     shutil.copytree(ROOT / "studies", folder / "studies", ignore=shutil.ignore_patterns("*.py", "*.png"))
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
     for path, change in ((VERDICTS, lambda line: verdict(add_interval(line))), (SUMMARY, summary)):
@@ -35,7 +35,7 @@ def planted(folder: pathlib.Path, verdict=lambda line: line, summary=lambda line
 
 
 def add_interval(line: dict) -> dict:
-    """A verdict with the ends that these tests ask for."""
+    """Adds the interval that these tests ask for to a verdict."""
     return line | ({"low": 0.123, "high": 4.567} if line.get("ratios") else {})
 
 
@@ -168,7 +168,7 @@ def test_equal_time_on_planted_curves():
         ratio_at_equal_time(of(0.0), of(0.0), 5.0)
 
 
-def test_curves_are_of_one_model_and_its_own_length():
+def test_curves_are_of_one_model_and_its_length():
     line = {
         "part": "rows",
         "run": "a",

@@ -1,4 +1,4 @@
-"""Stand-ins of Long Range Arena: the table and the picture of finished sweeps, with the published figures beside ours.
+"""Stand-ins of Long Range Arena: the table and the picture of finished sweeps, with our and the published figures.
 
     python -m flash_lm.sweep --config=studies/lra/configs/listops_short.py --split=test --workdir=runs/lra/listops
     python -m studies.lra.data $DATA/mnist --out=runs/lra/data/image
@@ -9,8 +9,8 @@
         --split=test --workdir=runs/lra/text
     python -m studies.lra --runs=runs/lra --out=studies/lra/results
 
-OUT gets runs.jsonl (a line for each classifier), table.md and lra.png. Lines of OUT whose sweep is not in the folder of
-runs are kept, so that the sweeps may be made one after the other.
+OUT gets runs.jsonl (a line per classifier), table.md and lra.png. Lines of OUT are kept if their sweep is not in the
+folder of runs, so the sweeps can be made one after another.
 """
 
 import argparse
@@ -27,7 +27,9 @@ from studies.lra.report import lra_table, plot_lra, read_sweep_lines
 def main(argv: list[str]) -> None:
     """Writes runs.jsonl, table.md and lra.png from the folders of sweeps."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--runs", required=True, type=local_path, help="folder with a sweep a task, named as the task")
+    parser.add_argument(
+        "--runs", required=True, type=local_path, help="folder with a sweep per task, named as the task"
+    )
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     arguments = parser.parse_args(argv)
     kept, lines = read_lines(arguments.out / "runs.jsonl"), []

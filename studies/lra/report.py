@@ -1,4 +1,4 @@
-"""Stand-ins of Long Range Arena: from scratch and after pretraining on the own rows, beside the published figures."""
+"""Report of the stand-ins of Long Range Arena: from scratch, after pretraining, and the published figures."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ MAJORITY = "most frequent label"
 
 
 def read_sweep_lines(workdir: pathlib.Path, task: str) -> list[Line]:
-    """The scores of a sweep's classifiers on the test split, with their task and arm.
+    """Reads the test scores of a sweep's classifiers, and adds their task and arm.
 
     Args:
-        workdir: folder of a sweep of studies/lra/configs/: its runs are named FAMILY_ARM.
+        workdir: folder of a sweep of studies/lra/configs/, whose runs are named FAMILY_ARM.
         task: name of the task.
     """
     scores = []
@@ -31,12 +31,12 @@ def read_sweep_lines(workdir: pathlib.Path, task: str) -> list[Line]:
 def lra_table(
     lines: Sequence[Line], families: Sequence[str], published: Mapping[str, Sequence[float]], tasks: Sequence[str]
 ) -> str:
-    """Markdown: a row a family; for each task our accuracies in both arms, and the published one at full size.
+    """Returns a Markdown table, a row per family: per task our accuracies in both arms, and the published one.
 
     Args:
-        lines: from `lines_of`, of all tasks.
+        lines: from `read_sweep_lines`, of all tasks.
         families: the rows, in order.
-        published: accuracies in % by family, in the order of `tasks`.
+        published: published accuracies in % by family, in the order of `tasks`, at full size.
         tasks: names of the tasks; those without lines are left out.
     """
     scored_tasks = [task for task in tasks if any(line["lra"] == task for line in lines)]
@@ -55,7 +55,7 @@ def lra_table(
 
 
 def plot_lra(lines: Sequence[Line], families: Sequence[str], tasks: Sequence[str], path: pathlib.Path) -> None:
-    """A panel a task: both arms of each family with their 95 % intervals, and the share of the most frequent label."""
+    """Plots a panel per task: both arms of each family with 95 % intervals, and the majority baseline."""
     scored_tasks = [task for task in tasks if any(line["lra"] == task for line in lines)]
     with drawing(path, 1, len(scored_tasks), (4.5, 4), sharey=True) as (_, grid):
         for axes, task in zip(grid.flat, scored_tasks, strict=True):

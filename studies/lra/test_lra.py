@@ -26,7 +26,7 @@ def run(folder, accuracy: float, **more) -> None:
     write_jsonl(folder / "results.jsonl", [about | {"accuracy": accuracy} | more])
 
 
-def test_arms_stand_beside_the_published_figures(tmp_path, capsys):
+def test_the_table_has_both_arms_and_the_published_figures(tmp_path, capsys):
     runs, out = tmp_path / "runs", tmp_path / "out"
     run(runs / "listops" / "flash_scratch", 0.5)
     run(runs / "listops" / "flash_pretrained", 0.625)
@@ -80,7 +80,7 @@ def test_the_families_are_those_of_the_published_table_and_ours():
 
 @pytest.mark.parametrize("more", [[], ["--test=3"]])
 def test_a_copy_has_fewer_test_rows(more, tmp_path):
-    """Of images and texts; the other splits are the same bytes."""
+    """For images and texts; the other splits are the same bytes."""
     corpus, out, count = tmp_path / "corpus", tmp_path / "out", 3 if more else 9
     corpus.mkdir()
     images = np.arange(9 * 4, dtype=np.uint8).reshape(9, 2, 2)

@@ -1,4 +1,4 @@
-"""Scaling: plans runs for budgets of compute, and fits a law to what they reached.
+"""Scaling: plans runs for budgets of compute, and fits a scaling law to their losses.
 
     python -m studies.scaling plan --config=quickstart --families="flash transformer_plus_plus" \
         --budgets="1e13 3e13 1e14" --out=scaling_runs.py --config.model.vocab_size=8192
@@ -6,9 +6,9 @@
         --config.model.vocab_size=8192
     python -m studies.scaling fit runs/scaling/*/ --out=runs/scaling
 
-A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens a parameter, by each family's own FLOPs. A fit is
-L = E + A / N^α + B / D^β for each family, with 95 % intervals over resampled runs; the exponent is that of the best
-number of parameters for a budget. Learning rates are the config's own: find them first (sweep --tune).
+A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens per parameter, by each family's FLOPs. A fit is
+L = E + A / N^α + B / D^β for each family, with 95 % intervals over resampled runs. The exponent is that of the best
+number of parameters for a budget. Learning rates are those of the config: tune them first (sweep --tune).
 """
 
 import argparse
@@ -42,12 +42,12 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     planning = commands.add_parser("plan", help="write a file of runs for flash_lm.sweep")
-    planning.add_argument("--config", required=True, help="what all runs start from")
+    planning.add_argument("--config", required=True, help="base config of all runs")
     planning.add_argument("--families", required=True, help="families, separated by spaces or commas")
     planning.add_argument("--budgets", required=True, help="FLOPs of a run, such as 1e13, separated likewise")
     planning.add_argument("--out", required=True, type=pathlib.Path, help="the file to write")
     fitting = commands.add_parser("fit", help="fit a law to the results of each family")
-    fitting.add_argument("runs", nargs="+", help="folders of runs; of each the newest result counts")
+    fitting.add_argument("runs", nargs="+", help="folders of runs; the newest result of each counts")
     fitting.add_argument("--split", default="test", choices=("validation", "test"), help="the split that was scored")
     fitting.add_argument("--out", required=True, type=pathlib.Path, help="folder for law.md and law.jsonl")
     arguments, overrides = parser.parse_known_args(argv)

@@ -23,7 +23,12 @@ _INTERVAL = (2.5, 97.5)
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """The constants of the law, in the units of N, D and L."""
+    """The constants of the law, in the units of N, D and L.
+
+    >>> law = Law(E=2.0, A=10.0, B=10.0, alpha=0.5, beta=0.5)
+    >>> float(law(100.0, 400.0)), law.exponent
+    (3.5, 0.5)
+    """
 
     E: float
     A: float
@@ -32,12 +37,12 @@ class Law:
     beta: float
 
     def __call__(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The loss."""
+        """Returns the loss, E + A / N^α + B / D^β."""
         return self.E + self.A / np.asarray(parameters) ** self.alpha + self.B / np.asarray(tokens) ** self.beta
 
     @property
     def exponent(self) -> float:
-        """Of the best number of parameters for a budget C, N ∝ C^a with a = β / (α + β), if C ∝ N D."""
+        """The exponent a of the best number of parameters for a budget C: N ∝ C^a, a = β / (α + β), if C ∝ N D."""
         return self.beta / (self.alpha + self.beta)
 
 
@@ -56,8 +61,8 @@ def fit(parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: in
         parameters: N of each run.
         tokens: D of each run.
         losses: L of each run, positive.
-        seed: of the resampling.
-        samples: times that runs are resampled, with replacement, for the intervals.
+        seed: seed of the resampling.
+        samples: number of resamplings of the runs, with replacement, for the intervals.
 
     Raises:
         ValueError: fewer than six runs, or all of one size or of one number of tokens.
@@ -65,7 +70,7 @@ def fit(parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: in
     runs = np.log(np.stack([parameters, tokens, losses]).astype(np.float64))
     if runs.shape[1] < _FEWEST or any(len(set(row)) < 2 for row in runs[:2]):
         raise ValueError(f"needs {_FEWEST} runs or more, of several sizes and several numbers of tokens")
-    # Around their middle, where the constants depend least on each other: the search is then a hundred times shorter.
+    # Centred, where the constants depend least on each other: the search is then a hundred times shorter.
     middle = runs.mean(axis=1, keepdims=True) * np.array([[1.0], [1.0], [0.0]])
     centred = runs - middle
     typical = float(runs[2].mean())
@@ -92,7 +97,7 @@ def _law(x: np.ndarray, middle: np.ndarray) -> Law:
 
 
 def _minimize(runs: np.ndarray, start: np.ndarray) -> scipy.optimize.OptimizeResult:
-    """The search from (log A, log B, log E, α, β); `runs` are log N, log D and log L of each run, N and D centred."""
+    """Minimizes the Huber loss from (log A, log B, log E, α, β); `runs`: log N, log D and log L, N and D centred."""
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         a, b, e, alpha, beta = x

@@ -26,7 +26,7 @@ def test_exact_runs_give_the_exact_law():
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_noisy_runs_have_the_law_within_their_intervals(seed):
-    """A loss of ±0.3 %: the exponent is found to within 0.05, and the intervals hold the truth."""
+    """A loss of ±0.3 %: the fitted exponent is within 0.05 of the true one, and the intervals contain the truth."""
     fitted = fit(*runs(0.003, seed), samples=50)
     assert abs(fitted.law.exponent - TRUE.exponent) < 0.05
     inside = [low <= getattr(TRUE, name) <= high for name, (low, high) in fitted.intervals.items()]

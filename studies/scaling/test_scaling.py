@@ -33,7 +33,7 @@ def test_a_plan_is_a_sweep_of_its_budgets(tmp_path, capsys):
     assert "FLOPs in" in capsys.readouterr().out
 
 
-def test_near_budgets_have_runs_of_their_own(tmp_path, capsys):
+def test_near_budgets_have_different_runs(tmp_path, capsys):
     file = tmp_path / "planned.py"
     scaling_program.main([*PLAN, "--budgets=1e13,1.4e13", f"--out={file}"])
     module = load_module(str(file))

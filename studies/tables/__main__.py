@@ -3,11 +3,11 @@
     python -m studies.tables --table=wiki40b --out=runs/wiki40b
     python -m studies.tables --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8 [--config.seed=1 …]
 
-At the papers' scale each table has its data set; at small scale any corpus will do. Run again, it goes on where it
-stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against the
-time of a step).
+At the papers' scale each table has its data set. At small scale any corpus will do. Run again, the command continues
+where it stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against
+the time per step).
 
-It runs on one host. Several hosts run a command for each of its runs, and `--commands` prints them: docs/scaling.md.
+It runs on one host. For several hosts, `--commands` prints the commands of each run: docs/scaling.md.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from studies.quality.step_times import time_steps
 from studies.tables.report import plot_quality_against_step_time, reproduction_table
 
 _HERE = pathlib.Path(__file__).parent
-# name -> config; those of runs at one rate are a study of their own
+# name -> config; the comparison of all families is a study in another folder
 TABLES = {path.stem: path for path in sorted((_HERE / "configs").glob("[!_]*.py"))} | {
     "families": _HERE.parent / "families" / "configs" / "causal.py",
     "families_masked": _HERE.parent / "families" / "configs" / "masked.py",
@@ -43,7 +43,7 @@ DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
 
 
 def set_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
-    """The config on another corpus: stdlib, a folder or file of a data set, or text files."""
+    """Returns the config with another corpus: stdlib, a folder or file of a data set, or text files."""
     is_data_set = any(file.suffix in DATA_SETS for file in (pathlib.Path(corpus), *pathlib.Path(corpus).rglob("*.*")))
     kind = "stdlib" if corpus == "stdlib" else "hf" if is_data_set else "text"
     local: dict[str, Any] = {"data.corpus": kind, "data.streaming": False, "data.name": None, "data.config": None}
@@ -51,10 +51,10 @@ def set_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
 
 
 def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str], split: str) -> list[str]:
-    """The commands that train and score one run of a table.
+    """Returns the commands that train and score one run of a table.
 
     Args:
-        launcher: takes the name of a command and its flags, such as `python -m flash_lm`.
+        launcher: program that takes the name of a command and its flags, such as `python -m flash_lm`.
         table: a key of TABLES.
         workdir: the run's folder.
         words: overrides that turn the table's config into the run's.
@@ -66,13 +66,13 @@ def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str],
 
 
 def overrides_between(base: ConfigDict, config: ConfigDict) -> list[str]:
-    """The overrides that turn one config into another, such as --config.model.num_layers=4."""
+    """Returns the overrides that turn one config into another, such as --config.model.num_layers=4."""
     before = dict(flatten(base))
     return [f"--config.{key}={'' if x is None else x}" for key, x in flatten(config) if before[key] != x]
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A config as keys, such as model.gau.heads, and values."""
+    """Yields the keys of a config, such as model.gau.heads, with their values."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             yield from flatten(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""Tables of the papers: valid runs, the commands that train them, and a whole one at a tiny size."""
+"""Tables of the papers: valid runs, the commands that train them, and a full table at a tiny size."""
 
 import shlex
 
@@ -38,7 +38,7 @@ def test_tables_are_valid(name, scale):
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("more", [[], ["--scale=small", "--corpus=stdlib"]], ids=["paper", "small"])
 def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
-    """For several hosts; what they train, the table's own command takes for its runs."""
+    """For several hosts; the table's command accepts the runs that these commands train."""
     overrides = ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
     main([f"--table={name}", f"--out={tmp_path}", "--commands=launch it", *more, *overrides])
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]

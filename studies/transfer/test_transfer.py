@@ -190,9 +190,9 @@ def scored(family, seed, accuracy, arm="frozen", share=0.1):
 def judged(points, lines=(), over=None, base=0.8):
     """Returns the verdict on flash if it has these points more than attention, by seed."""
     rule = NoWorse("frozen", "flash", "attention", 2.0, over=over)
-    own = [scored("attention", seed, base) for seed in range(len(points))]
-    own += [scored("flash", seed, base + x / 100) for seed, x in enumerate(points)]
-    return rule.verdict_line([*own, *lines], [], 0.1)
+    scores = [scored("attention", seed, base) for seed in range(len(points))]
+    scores += [scored("flash", seed, base + x / 100) for seed, x in enumerate(points)]
+    return rule.verdict_line([*scores, *lines], [], 0.1)
 
 
 @pytest.mark.parametrize(
@@ -211,10 +211,12 @@ def judged(points, lines=(), over=None, base=0.8):
 def test_a_verdict_needs_three_seeds_that_agree(points, verdict):
     others = [scored("flash", seed, 0.1, share=1.0) for seed in range(3)]
     others += [scored("flash", seed, 0.1, arm="from scratch") for seed in range(3)]
-    found = judged(points, others)
-    assert found["verdict"] == verdict and found["figure"].startswith(", ".join(f"{x:+.1f}" for x in points))
+    verdict_line = judged(points, others)
+    assert verdict_line["verdict"] == verdict and verdict_line["figure"].startswith(
+        ", ".join(f"{x:+.1f}" for x in points)
+    )
     if points:
-        assert re.fullmatch(r".* \(± 1\.[5-7]\)", found["figure"])
+        assert re.fullmatch(r".* \(± 1\.[5-7]\)", verdict_line["figure"])
         failed = {"family": "flash", "arm": "frozen", "share": 0.1, "seed": 9, "rate": 1e-3, "failed": "loss nan"}
         assert judged(points, [*others, failed, scored("attention", 9, 0.8)])["verdict"] == UNDECIDED
 
@@ -224,8 +226,8 @@ def test_the_error_is_that_of_texts_drawn_again():
     shares = {"flash": (0.8, 0.7), "attention": (0.85, 0.6)}
     lines = [
         scored(family, seed, x, arm)
-        for family, own in shares.items()
-        for arm, x in zip(("frozen", "from scratch"), own, strict=True)
+        for family, accuracies in shares.items()
+        for arm, x in zip(("frozen", "from scratch"), accuracies, strict=True)
         for seed in range(3)
     ]
     rule = NoWorse("frozen", "flash", "attention", 2.0, over="from scratch")
@@ -252,8 +254,10 @@ def test_gains_are_compared_if_there_are_any():
 
 
 def test_models_that_guess_decide_nothing():
-    found = judged((0.5, 0.5, 0.5), base=0.505)
-    assert found["verdict"] == UNDECIDED and "the most frequent label: flash, attention" in found["figure"]
+    verdict_line = judged((0.5, 0.5, 0.5), base=0.505)
+    assert (
+        verdict_line["verdict"] == UNDECIDED and "the most frequent label: flash, attention" in verdict_line["figure"]
+    )
 
 
 def test_a_model_that_uses_no_context_decides_nothing():
@@ -265,8 +269,8 @@ def test_a_model_that_uses_no_context_decides_nothing():
     ]
     assert rule.verdict_line(lines, losses(5.4), 0.1)["verdict"] == HOLDS
     for pretrained in (losses(5.5), losses(4.0, "own"), losses(4.0)[:1]):  # or if its loss is missing
-        found = rule.verdict_line(lines, pretrained, 0.1)
-        assert found["verdict"] == UNDECIDED and "context: flash" in found["figure"]
+        verdict_line = rule.verdict_line(lines, pretrained, 0.1)
+        assert verdict_line["verdict"] == UNDECIDED and "context: flash" in verdict_line["figure"]
 
 
 def test_the_table_has_means_and_spreads():
@@ -290,11 +294,11 @@ def test_baselines_are_of_the_same_texts(tmp_path):
         lines = [json.dumps(of(i % 2 if i % 5 else 1)) + "\n" for i in range(count)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines))
     grid.config.data.length = len("words that say nothing")
-    found = transfer_program.baselines(grid)
+    accuracies = transfer_program.baselines(grid)
     often = sum(i % 2 or not i % 5 for i in range(16)) / 16
     expected = {"most frequent label": often, "bag of words, whole texts": 1.0, "bag of words, as long as rows": often}
     for share in (0.5, 1.0):
-        assert {line["family"]: line["accuracy"] for line in found if line["share"] == share} == expected
+        assert {line["family"]: line["accuracy"] for line in accuracies if line["share"] == share} == expected
 
 
 def test_the_data_of_the_study_share_no_text(tmp_path, monkeypatch):
@@ -306,17 +310,19 @@ def test_the_data_of_the_study_share_no_text(tmp_path, monkeypatch):
     imdb = tmp_path / "imdb"
     imdb.mkdir()
     parts = {"test": texts[:100], "train": texts[90:400], "unlabelled": [*texts[390:1200], texts[0]]}
-    for name, own in parts.items():
-        columns = {"text": own} | ({} if name == "unlabelled" else {"label": [i % 2 for i in range(len(own))]})
+    for name, part_texts in parts.items():
+        columns = {"text": part_texts} | (
+            {} if name == "unlabelled" else {"label": [i % 2 for i in range(len(part_texts))]}
+        )
         pq.write_table(pa.table(columns), imdb / f"{name}.parquet")
     monkeypatch.setattr(script.design, "get_config", small_vocabulary)
     script.main(["data", str(imdb), f"--out={tmp_path}/out"])
     read = lambda path: pq.read_table(tmp_path / "out" / f"{path}.parquet")["text"].to_pylist()
     names = [f"labelled/{x}" for x in ("train", "validation", "test")]
     splits = {name: read(name) for name in [*names, "unlabelled/train", "unlabelled/validation"]}
-    everything = [text for own in splits.values() for text in own]
+    everything = [text for part_texts in splits.values() for text in part_texts]
     assert len(everything) == len({*everything}) == 1200
-    assert {name: len(own) for name, own in splits.items()} == {
+    assert {name: len(part_texts) for name, part_texts in splits.items()} == {
         "labelled/train": 270,
         "labelled/validation": 30,
         "labelled/test": 100,
