@@ -72,7 +72,7 @@ def cosformer(settings, arrays):
 
 
 def ask(_, questions, arrays):
-    """As the worker answers."""
+    """Answers like the worker."""
     answers = []
     for question, values in zip(questions, arrays, strict=True):
         if question["part"] != "CosformerAttention":
@@ -133,7 +133,9 @@ def test_a_surprise_is_an_error(table, tmp_path):
 
 def test_ours_must_not_change_where_theirs_does_not():
     line = {"outcome": "agrees", "expected": "agrees", "our_difference": 0.5}
-    assert check.surprise(line) == "ours changes by 5.0e-01, too" and not check.surprise(line | {"our_difference": 0})
+    assert check.explain_surprise(line) == "ours changes by 5.0e-01, too" and not check.explain_surprise(
+        line | {"our_difference": 0}
+    )
 
 
 def test_an_output_that_is_not_finite_agrees_with_nothing():

@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from benchmarks.lib.bare_step import BareStep
-from benchmarks.lib.timing import Cell, take_turns, timed
+from benchmarks.lib.timing import Cell, make_turn, take_turns
 from flash_lm.config.experiment import parse
 from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
 from flash_lm.runs.provenance import config_hash, provenance
@@ -76,7 +76,7 @@ def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list
         step = BareStep(build_experiment(parse(config)).config)
         flops[name] = step.model_flops
         step.start()
-        cells.append(Cell.warmed(name, timed(step.step)))
+        cells.append(Cell.warm_up(name, make_turn(step.step)))
         print(f"step of {name}: compiled in {step.compile_s:.1f} s", flush=True)
     take_turns(cells, rounds, lambda text: print(text, flush=True))
     medians = {cell.name: cell.median_ms for cell in cells}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, shape_of
+from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, peer_shape
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.run import run
 from flash_lm.cli.types import words_of
@@ -154,7 +154,7 @@ def train_and_score(peer_run: PeerRun, python: pathlib.Path, folder: pathlib.Pat
     schedule = learning_rate(train)
     question: Line = {
         "peer": peer_run.peer,
-        "shape": shape_of(config),
+        "shape": peer_shape(config),
         "parameters": experiment.model.parameter_count(),
         "most_unequal": MOST_UNEQUAL,
         "seed": config.seed,

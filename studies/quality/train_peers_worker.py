@@ -23,7 +23,7 @@ from torch.nn import functional
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "peers"))
 from speed_worker import flash_pytorch
 
-Shape = dict[str, Any]  # from `benchmarks.lib.peers.shape_of`
+Shape = dict[str, Any]  # from `benchmarks.lib.peers.peer_shape`
 Batch = tuple[torch.Tensor, torch.Tensor]
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _EVERY = 100  # steps between two lines of progress

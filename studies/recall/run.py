@@ -111,7 +111,7 @@ def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:
     for model in models:
         length = parse(model.config).data.length
         decoding = BareDecoding(model.config, model.family, length, model.name)
-        cells.append(Cell.compiled(f"{model.name} {model.width}", decoding.stepper(_ROWS, length, _TOKENS)))
+        cells.append(Cell.compile(f"{model.name} {model.width}", decoding.make_decode_turn(_ROWS, length, _TOKENS)))
         lines.append({"model": model.name, "width": model.width, "batch": _ROWS, "context": length})
     take_turns(cells, rounds, lambda text: print(text, flush=True))
     for line, cell in zip(lines, cells, strict=True):
