@@ -14,7 +14,7 @@ from studies.protocol.jobs import read_job_lines
 
 
 def test_a_commit_finds_the_results_by_the_names_that_it_knows(tmp_path):
-    """And always: the links are there while another process makes them again."""
+    """The links always exist, also while another process makes them again."""
     for _ in range(2):
         folder = _link_results(ROOT, tmp_path / "queue")
     controls, quality = design.folders(ROOT)

@@ -129,7 +129,7 @@ def scores(run: str, seed: int) -> tuple[list[int], list[float]]:
 
 
 def parabola(steps, losses, at: float) -> float:
-    """By a least-squares fit, which passes through three points."""
+    """Evaluates a least-squares fit, which passes through three points."""
     return float(np.polyval(np.polyfit(np.log(steps), losses, 2), math.log(at)))
 
 

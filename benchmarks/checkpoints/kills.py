@@ -142,11 +142,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="random seed of the moments of the kills")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
+    # Check the config before any run starts.
     settings = [f"--config.{word}" for word in (*SETTINGS, *SAVES)] + overrides
     load_config(arguments.config, settings)  # reports errors at once
     draw, about = random.Random(arguments.seed), provenance(jax.devices()[0].device_kind)
     file, failed = arguments.out / "kills.jsonl", []
     file.unlink(missing_ok=True)
+    # Kill a run of each family, and append its lines.
     for family in words_of(arguments.families):
         command = [sys.executable, "-m", "flash_lm.train", f"--config={arguments.config}", *settings]
         command.append(f"--config.model.family={family}")
@@ -154,6 +156,7 @@ def main(argv: list[str]) -> None:
             lines, equal = survive(command, pathlib.Path(folder), arguments.kills, draw)
         append_jsonl(file, [{"family": family} | line | about for line in lines])
         resume_seconds = [line["next_step_s"] for line in lines if line["next_step_s"] is not None]
+        # The summary of a family follows its kills.
         summary = {
             "family": family,
             "kills": len(lines),

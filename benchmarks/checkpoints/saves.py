@@ -37,6 +37,7 @@ def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:
         step, state = CompiledStep(setup), new_state(setup)
         shapes = shapes_of_batch(setup)
         batch = {name: jax.device_put(jax.numpy.zeros(x.shape, x.dtype), x.sharding) for name, x in shapes.items()}
+        # Time a step, the blocking call of save, and the time until the files are complete.
         for number in range(rounds + 1):
             start = time.perf_counter()
             state, _ = jax.block_until_ready(step(state, batch))

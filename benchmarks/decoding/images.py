@@ -49,18 +49,21 @@ def measure(config: Any, images: str, batches: list[int], tokens: int, rounds: i
     linear, softmax = (BareDecoding(config, family, pixels) for family in ("linear_transformer", "transformer"))
     for batch in batches:
         cells: dict[str, list[Cell]] = {}
+        # Methods with a state, if two states fit into memory.
         for method, model in ((LINEAR, linear), (CACHED, softmax)):
             state = model.engine.state_bytes(batch, pixels)
             if (room := free_memory()) is not None and SHARE * room < 2 * state:  # two exist for a moment
                 print(f"{images}, batch {batch}, {method}: no room for {state / 1e9:.1f} GB of state", flush=True)
                 continue
             cells[method] = [Cell.compile(method, model.make_decode_turn(batch, pixels, model.tokens_per_turn(tokens)))]
+        # Recomputed prefixes, at four positions of the image.
         if batch * pixels <= MOST_RECOMPUTED:
             contexts = [round(position * pixels) for position in POSITIONS]
             cells[RECOMPUTED] = [
                 Cell.compile(RECOMPUTED, softmax.make_recompute_turn(batch, context)) for context in contexts
             ]
         log = lambda text, batch=batch: print(f"{images}, batch {batch}: {text}", flush=True)
+        # All methods of this batch size take turns.
         take_turns([cell for turns in cells.values() for cell in turns], rounds, log)
         for method, turns in cells.items():
             model = linear if method == LINEAR else softmax
@@ -113,6 +116,7 @@ def main(argv: list[str]) -> None:
     about, lines = provenance(jax.devices()[0].device_kind), []
     file = arguments.out / "images.jsonl"
     file.unlink(missing_ok=True)
+    # Measure, and append the lines of each kind of image.
     for images in asked:
         image_lines = measure(config, images, batches, arguments.tokens, arguments.rounds)
         append_jsonl(file, [line | about for line in image_lines])

@@ -175,6 +175,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--no_prefill", action="store_true", help="leave out the comparison of prefill and steps")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
+    # Build the models with positions for the longest context.
     families = arguments.families.split()
     contexts, batches = (whole_numbers(words) for words in (arguments.contexts, arguments.batches))
     config = load_config(arguments.config, overrides)
@@ -196,11 +197,13 @@ def main(argv: list[str]) -> None:
     def keep(lines: list[Line]) -> None:
         append_jsonl(file, [line | {"parameters": sizes[line["family"].split(", ")[0]], **about} for line in lines])
 
+    # Measure prefill, then decoding, whose lines are appended as they come.
     prefills: list[Line] = []
     if not arguments.no_prefill:
         prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
         write_jsonl(arguments.out / "prefill.jsonl", prefills)
     lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory(), keep)
+    # Write the table and the picture.
     text = tables(lines, batches, prefills)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

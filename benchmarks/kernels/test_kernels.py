@@ -12,7 +12,7 @@ SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "mo
 
 
 @pytest.mark.slow
-def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
+def test_kernels_against_xlas_versions(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "PRODUCT", 64)
     sizes = ["--config.model.gau.shared_dim=8", "--config.model.chunks.size=8", "--config.data.vocab_size=300", *SMALL]
     words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", "--rounds=1", "--calls=2", "--families=flash"]

@@ -20,7 +20,7 @@ def program(mesh, body, out, shape=(128, 4)) -> str:
 
 
 def test_each_kind_with_its_bytes(mesh):
-    def body(x):  # 16 x 4 floats a device: 256 bytes
+    def body(x):  # 16 x 4 floats per device: 256 bytes
         gathered = jax.lax.all_gather(x, "x")
         turned = jax.lax.ppermute(x, "x", [(i, (i + 1) % 8) for i in range(8)])
         return gathered, turned, jax.lax.all_to_all(x.reshape(8, 2, 4), "x", 0, 0)
@@ -87,7 +87,7 @@ ENTRY %main (p: f32[64], flag: pred[]) -> (f32[512], f32[64], f32[64]) {
 
 
 def test_asynchronous_pairs_count_once_and_conditionals_count():
-    """As GPUs and TPUs have them."""
+    """Programs of GPUs and TPUs have asynchronous pairs."""
     assert count_collectives(ASYNCHRONOUS) == {
         "all-gather": Traffic(1, 512 * 4),
         "collective-permute": Traffic(1, 64 * 4),

@@ -89,6 +89,7 @@ def main(argv: list[str]) -> None:
         raise InputError(f"--sizes={' '.join(unknown)}: must be among {', '.join(SIZES)}")
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     about = provenance(jax.devices()[0].device_kind)
+    # Compile each size and family for each mesh, and append its line.
     for size in sizes:
         for family in words_of(arguments.families):
             for shape in mesh_shapes(arguments.shapes, "--shapes"):

@@ -32,15 +32,18 @@ def measure(config: ConfigDict, steps: int) -> dict:
     check_batch(experiment.mesh, settings.data.batch_size, settings.train.accumulate)
     with jax.set_mesh(experiment.mesh):
         step, state = CompiledStep(experiment), new_state(experiment)
+        # Bytes of the sharded state, before the first step donates it.
         bytes_per_device = {
             f"{name}_bytes_a_device": sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
             for name, tree in (("parameter", state.params), ("optimizer", state.opt_state))
         }
+        # Losses of the first steps.
         share, losses = experiment.share(), []
         batches = experiment.training_batches(share)
         for _ in range(steps):
             state, metrics = step(state, place(next(batches), batch_sharding(experiment.mesh), share))
             losses.append(float(metrics["loss"]))
+    # Collectives of the compiled step.
     traffic = count_collectives(step.program.as_text())
     return {
         "family": settings.model.label,

@@ -131,6 +131,7 @@ def lite_transformer(settings: Settings, arrays: Arrays, folder: str) -> torch.T
         convolution = load(settings["file"]).__dict__[settings["name"]]
         x = arrays["x"].transpose(0, 1)
         width, heads, taps = x.shape[2] // 2, settings["heads"], settings["taps"]
+        # Build both branches, and copy our weights into them.
         long = attention(width, heads, self_attention=True)
         more = {"glu": True} if settings["glu"] else {}
         short = convolution(width, taps, taps - 1, heads, weight_softmax=True, with_linear=True, **more)
@@ -163,6 +164,7 @@ def mega(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
         theirs = importlib.import_module("fairseq.modules.moving_average_gated_attention")
     x, size = arrays["x"].transpose(0, 1), settings["chunk_size"]
     sums, shared = arrays["convolutions.out"].shape[2], arrays["shared.kernel"].shape[1]
+    # Build their module, and copy our weights into it.
     module = theirs.MovingAverageGatedAttention(
         x.shape[2], shared, arrays["value.kernel"].shape[1], sums, rel_pos_bias="rotary", **settings
     ).eval()
@@ -187,6 +189,7 @@ def mamba2(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
     stubs |= {"mamba_ssm.ops.triton.ssd_combined": combined, "causal_conv1d": mock.MagicMock(causal_conv1d_fn=None)}
     names = ("mamba_ssm", "mamba_ssm.modules", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.utils")
     with importable(folder, {name: name.replace(".", "/") for name in names}, stubs):
+        # Replace the fused scan by their reference.
         minimal = importlib.import_module("mamba_ssm.modules.ssd_minimal").ssd_minimal_discrete
         gated = importlib.import_module("mamba_ssm.ops.triton.layernorm_gated")
 
@@ -198,6 +201,7 @@ def mamba2(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
         theirs = importlib.import_module("mamba_ssm.modules.mamba2_simple")
     x, states = arrays["x"], arrays["shared.kernel"].shape[1] // 2
     inner, heads = arrays["value.kernel"].shape[1], len(arrays["skip"])
+    # Build their module, and copy our weights into it.
     module = theirs.Mamba2Simple(
         x.shape[2],
         d_state=states,

@@ -54,6 +54,7 @@ def longformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.
     if first:
         copy_maps(module, arrays, **{f"{name}_global": f"global_{name}" for name in maps})
     mask = torch.zeros(x.shape[:2])
+    # Theirs marks global tokens by positive and padding by negative numbers.
     mask[:, :first] = 10000
     mask[~real] = -10000
     out = module(

@@ -189,7 +189,7 @@ def test_the_table_is_one_that_the_worker_knows():
 
 
 def test_what_cannot_be_cloned_is_named(tmp_path, monkeypatch, capsys):
-    """And what can is at its commit."""
+    """Repositories that can be cloned are at their commits."""
     origin = tmp_path / "x" / "y"
     origin.mkdir(parents=True)
     git = ["git", "-C", origin, "-c", "user.name=x", "-c", "user.email=x"]

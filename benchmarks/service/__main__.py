@@ -161,6 +161,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
     clients, file = whole_numbers(arguments.clients), arguments.out / "serve.jsonl"
+    # Start the service, and wait for its address.
     words = [sys.executable, "-m", "flash_lm.serve", f"--workdir={arguments.workdir}", "--port=0"]
     service = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert service.stdout
@@ -174,6 +175,7 @@ def main(argv: list[str]) -> None:
             measure(url, service.pid, NORMAL_CLIENTS, EARLY, tokens)  # warm
             lines = measure_hostile(url, service.pid, arguments.requests, tokens, arguments.turns)
             return write_hostile(lines, arguments.out / f"hostile_{kind}.jsonl", pathlib.Path(arguments.workdir).name)
+        # Memory early and late, and the load in between.
         measure(url, service.pid, max(clients), EARLY, arguments.tokens)  # warm-up; first look at its memory
         early_mb = resident_mb(service.pid)
         for number in clients:
@@ -183,6 +185,7 @@ def main(argv: list[str]) -> None:
     finally:
         service.terminate()
         service.wait(60)
+    # Write lines and table.
     memory = {"early_resident_mb": early_mb, "late_resident_mb": more["resident_mb"], "late_requests": arguments.more}
     about = provenance(jax.devices()[0].device_kind) | {"run": pathlib.Path(arguments.workdir).name} | memory
     arguments.out.mkdir(parents=True, exist_ok=True)

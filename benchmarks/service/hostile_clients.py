@@ -94,6 +94,7 @@ async def attack(url: str, path: str, field: str) -> None:
     stream = request("/api/generate/stream", json.dumps({"prompt": "a", "max_tokens": 512}).encode())
     page = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
     chunked = "Transfer-Encoding: chunked"
+    # Each kind of client, see the docstring of this module.
     kinds: list[Callable[[], Awaitable[None]]] = [
         lambda: send(address, ask("long words " * 8_800)),
         lambda: send(address, request(path, b"x" * 3_000_000)),

@@ -65,11 +65,14 @@ def main(argv: list[str]) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     config, tokens = load_config(arguments.size, overrides), arguments.tokens_per_step
     lengths, words = whole_numbers(arguments.lengths), arguments.families.split()
+    # Check everything before anything is measured.
     variants = {word: variant(config, word) for word in words}
     check([family for family, _ in variants.values()], lengths, tokens)
     arguments.out.mkdir(parents=True, exist_ok=True)
+    # All families and lengths take turns.
     cells = {(word, n): layer_cell(*variants[word], n, tokens) for word in words for n in lengths}
     take_turns(list(cells.values()), arguments.rounds, lambda text: print(text, flush=True))
+    # Write lines and table.
     about = {"tokens_per_step": tokens, "size": arguments.size} | provenance(jax.devices()[0].device_kind)
     lines = [
         {"family": word, "length": n, "median_ms": cell.median_ms, "iqr_ms": cell.iqr_ms}

@@ -61,6 +61,7 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     use_plugins(arguments)
     for workdir in arguments.workdirs:
+        # Check that the run can generate texts longer than its training.
         trained = load_model(workdir)
         if not trained.task.answers.continues:
             raise InputError(f"{workdir} cannot generate text: give runs of task=causal_lm")
@@ -69,6 +70,7 @@ def main(argv: list[str]) -> None:
             raise InputError(
                 f"--tokens={arguments.tokens} must be at least {size}, the row length of training: raise it"
             )
+        # Sample texts, and append a line per window.
         statistics = window_statistics(*draw(trained, arguments.tokens, arguments.samples, arguments.seed), size)
         about = {"run": trained.name, "samples": arguments.samples, "seed": arguments.seed, "length": size}
         append_jsonl(arguments.out, [about | line | provenance(jax.devices()[0].device_kind) for line in statistics])

@@ -79,8 +79,10 @@ def render_page(evidence: Evidence) -> str:
     verdicts = [(claim, claim.verdict(evidence)) for claim in claims]
     counts = {word: sum(verdict.word == word for _, verdict in verdicts) for word in WORDS}
     verdict_counts = ", ".join(f"{word} {count}" for word, count in counts.items() if count)
+    # Commands are listed once, by letter.
     commands = dict.fromkeys(command for claim in claims for command in claim.commands)
     letters = {command: string.ascii_uppercase[i] for i, command in enumerate(commands)}
+    # Sections by source.
     of_source = {claim.source: [x for x in verdicts if x[0].source == claim.source] for claim in claims}
     sections = [
         "\n\n".join([f"## {source}", *(_render_section(*x, letters) for x in source_verdicts)])

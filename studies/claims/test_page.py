@@ -155,7 +155,7 @@ def test_each_claim_says_what_would_change_its_verdict():
 
 
 def in_sections() -> list[dict]:
-    """The rows in the order of the page: those of one source stand together."""
+    """Returns the rows in the order of the page, grouped by source."""
     sources = [*dict.fromkeys(row["source"] for row in TABLE["claims"])]
     return sorted(TABLE["claims"], key=lambda row: sources.index(row["source"]))
 

@@ -242,7 +242,7 @@ def test_hypotheses_are_on_models_of_their_parts():
 
 
 def recalls(rates):
-    """Of FLASH: the accuracies of three seeds on the test split and on the validation split, by rate."""
+    """Yields lines of FLASH: accuracies of three seeds on the test split and on the validation split, by rate."""
     for rate, (accuracies, validation_accuracies) in rates.items():
         for seed, (accuracy, validation) in enumerate(zip(accuracies, validation_accuracies, strict=True)):
             at = {"part": recall.PART, "run": "flash", "rate": rate, "seed": seed}

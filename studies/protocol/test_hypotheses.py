@@ -165,7 +165,7 @@ def test_the_interval_has_the_seeds_and_the_text(between, within, seeds):
 
 @pytest.mark.parametrize("correlation", (0.0, 0.6))
 def test_the_interval_of_a_text_holds_the_truth_as_often_as_it_says(correlation):
-    """Of fifty blocks whose neighbours are correlated, as those of documents are."""
+    """Fifty blocks whose neighbours are correlated, like those of documents."""
     draw, held = np.random.default_rng(3), []
     for _ in range(2000):
         tokens, noise = draw.integers(500, 1500, 50), draw.normal(0, 0.1, 70)
@@ -384,7 +384,7 @@ def test_times_without_rounds_decide_nothing():
 def test_the_table_names_rule_and_figure():
     lines = [*pairs(1.0, 1.01, 1.02)]
     table = verdict_table(BY_INTERVAL, [NO_WORSE.verdict_line(lines, []), AT_EQUAL_TIME.verdict_line(lines, [])])
-    assert "A verdict needs 3 seeds and an interval that is wholly inside the bounds" in table
+    assert "A verdict needs 3 seeds and an interval that is all inside the bounds" in table
     assert "| rows: flash at most 1.02 × attention, at equal tokens" in table
     assert (
         "1.010 (1.000–1.020, 3 seeds) × attention (95 %: 0.985 to 1.035; of the variance 100 % seeds, 0 % text)"

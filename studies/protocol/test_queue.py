@@ -177,7 +177,7 @@ def test_a_kill_loses_no_job_and_leaves_no_half_of_one(tmp_path, moment):
 
 @pytest.mark.parametrize("stopped_at", [1, 2, 3])
 def test_a_kill_while_files_are_put_together_loses_nothing(tmp_path, monkeypatch, stopped_at):
-    """Nor does it make anything twice; nobody reads a half."""
+    """Nothing is made twice, and no reader sees half of the lines."""
     job_folder, jobs = make_job_folder(tmp_path), [job("one"), job("two")]
     make_queued_jobs(lambda: jobs, job_folder, ABOUT)
     lines, remove, calls = read_job_lines(job_folder.out), pathlib.Path.unlink, itertools.count(1)

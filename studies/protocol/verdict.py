@@ -35,9 +35,9 @@ _LIMITS = {
     },
 }
 BY_INTERVAL = (
-    "Ratios of perplexities: the geometric mean over seeds, and its 95 % interval, by the seeds, the text and the "
-    f"times. A verdict needs {SEEDS} seeds and an interval that is wholly inside the bounds, or wholly outside. Power: "
-    "the probability of a verdict, if mean and spreads are those that were seen."
+    "Ratios of perplexities: the geometric mean over seeds, and its 95 % interval, from the variance of the seeds, the "
+    f"text and the times. A verdict needs {SEEDS} seeds and an interval that is all inside the bounds, or all outside. "
+    "Power: the probability of a verdict, if mean and spreads are the observed ones."
 )
 _COLUMNS: Columns = {
     "": ("number", "{}"),

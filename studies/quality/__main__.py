@@ -44,6 +44,7 @@ def main(argv: list[str]) -> None:
     apply_overrides(config, overrides)
     if config.train.accumulate > 1:
         raise InputError("the study times whole steps: leave --config.train.accumulate at 1")
+    # Without --runs and --time: only the report.
     if not (arguments.runs or arguments.time):
         if arguments.parts or overrides:
             raise InputError("--parts and --config.… change what --runs makes or --time times: give one of them, too")
@@ -53,9 +54,11 @@ def main(argv: list[str]) -> None:
         raise InputError(
             "the study reads the folder that python -m studies.quality.data has written: give it as --corpus"
         )
+    # Parts and texts.
     config.data.mixture = study.mixture(arguments.corpus)
     parts = study.get_parts()
     parts = select_parts(words_of(arguments.parts), parts) if arguments.parts else parts
+    # Make the missing runs, then time the steps.
     if arguments.runs:
         texts = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:

@@ -49,6 +49,7 @@ def compare_implementations(lines: Sequence[Line]) -> list[Line]:
 def _compare_peer(peer_lines: Sequence[Line], lines: Sequence[Line]) -> Line:
     """Compares one peer with ours; runs at other rates than `peer_rates` do not count, such as from an older search."""
     peer, at, ours_name = (peer_lines[0][key] for key in ("peer", "part", "beside"))
+    # Our lines, and the peer's lines at the rates that count.
     ours = [line for line in lines if (line["part"], line["run"]) == (at, ours_name) and "slice" not in line]
     rates = peer_rates(peer, ours[0]["rate"]) if ours else ()
     peer_lines = [line for line in peer_lines if line["rate"] in rates]
@@ -61,6 +62,7 @@ def _compare_peer(peer_lines: Sequence[Line], lines: Sequence[Line]) -> Line:
         return comparison | {"result": FAILED}
     if len(validation) + len(lost) < len(rates) or not ours_test:
         return comparison
+    # The best rate on the validation split is compared on the test split.
     best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
     ours_best = next((line for line in ours_test if _targets_of(line) == _targets_of(best)), None)
     if ours_best is None:

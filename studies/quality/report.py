@@ -73,6 +73,7 @@ def summarize(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
         part, without scores.
     """
     step_of = best_timings(times)
+    # Scores and failures, grouped over the seeds.
     scored = grouped([line for line in lines if line.get("split") == "test"], *_KEYS)
     failed = grouped([line for line in lines if "failed" in line], *_MODEL)
     summaries = []
@@ -93,6 +94,7 @@ def summarize(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
                 "flops": first["step"] * step["model_flops"],
             }
         summaries.append(line)
+    # Models whose seeds all failed have a line without scores.
     some = {key[:2] for key in scored}
     for key, seed_lines in failed.items():
         if key in some:
@@ -161,6 +163,7 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
     """
     lines = [line for line in lines if line["seeds"]]
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
+    # Curves need several budgets, quality.png a timed step, context.png slices by position.
     several = {
         part for (part,), part_lines in grouped(trained, "part").items() if len({x["share"] for x in part_lines}) > 1
     }

@@ -110,7 +110,7 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [5, 17])
 def test_a_stopped_trunk_goes_on(tmp_path, stop):
-    """Also if the stop saved further checkpoints than those that decays branch off."""
+    """The stop may save further checkpoints than those that decays branch off."""
     (trunk, *_) = list_trunks(config_in(tmp_path), parts(shares=(0.25, 0.5, 1.0)))
     out, runs = tmp_path / "out", tmp_path / "runs"
     rate_is(out, 2e-3)

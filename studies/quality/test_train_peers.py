@@ -45,7 +45,7 @@ def script():
 
 @pytest.fixture
 def trunks(tmp_path, script, monkeypatch):
-    """By seed."""
+    """Returns our trunks by seed, with a fake worker."""
     worker = tmp_path / "worker.py"
     worker.write_text(UNIFORM)
     monkeypatch.setattr(script, "WORKER", worker)

@@ -167,6 +167,7 @@ def train_and_score(peer_run: PeerRun, python: pathlib.Path, folder: pathlib.Pat
     answer = ask_worker(python, folder, question)
     if "failed" in answer:
         return [{**peer_run.about, "failed": answer["failed"]}]
+    # Lines like those of our runs.
     about: Line = {
         "task": config.task,
         "family": peer_run.peer,

@@ -195,6 +195,7 @@ def answer(folder: pathlib.Path) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if _DEVICE == "cuda" else _DEVICE,
         "peer_versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names),
     }
+    # Check the size, train, then score each split.
     theirs, ours = about["parameters"], question["parameters"]
     if abs(theirs / ours - 1) > question["most_unequal"]:
         raise ValueError(f"it has {theirs:,} parameters, and ours {ours:,}: change its widths")

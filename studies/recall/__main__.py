@@ -43,6 +43,7 @@ def main(argv: list[str]) -> None:
             f"{arguments.config} names no models: give a file like studies/recall/configs/mqar_as_measured.py"
         )
     out.mkdir(parents=True, exist_ok=True)
+    # Make the missing runs; other processes may still be at work.
     models = list_models(module.get_config(), module.MODELS, module.WIDTHS)
     further = getattr(module, "MORE_RATES", 0)
     with stop_on_signal() as should_stop:
@@ -50,9 +51,11 @@ def main(argv: list[str]) -> None:
         job_folder = JobFolder(out, arguments.runs, should_stop)
         if not finish(make_jobs(jobs_now, job_folder), job_folder):
             return
+    # Time decoding if the models have changed.
     times = read_lines(out / "times.jsonl")
     if [(line["model"], line["width"]) for line in times] != [(model.name, model.width) for model in models]:
         write_jsonl(out / "times.jsonl", time_decoding(models, arguments.rounds))
+    # Write summary, table and picture.
     lines = summarize(read_job_lines(out), read_jsonl(out / "times.jsonl"))
     write_jsonl(out / "summary.jsonl", lines)
     text = recall_table(lines)

@@ -21,6 +21,7 @@ def summarize(runs: list[Line], times: list[Line]) -> list[Line]:
     """
     ms = {(line["model"], line["width"]): line["ms_a_token"] for line in times}
     summaries = []
+    # A line per model and width, at its best rate.
     for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
         chosen_lines = lines_at_best_rate(runs, {"model": model, "width": width}, loss_of)
         finite, rate = [line for line in chosen_lines if "failed" not in line], chosen_lines[0]["rate"]

@@ -37,6 +37,7 @@ def main(argv: list[str]) -> None:
     module, out = load_module(arguments.config), arguments.out
     if not hasattr(module, "RULES"):
         raise InputError(f"{arguments.config} is no such study: give a file like studies/seq2seq/configs/copy.py")
+    # Make the missing runs; other processes may still be at work.
     models = list_models(load_config(arguments.config, words), module.MODELS)
     out.mkdir(parents=True, exist_ok=True)
     with stop_on_signal() as should_stop:
@@ -46,6 +47,7 @@ def main(argv: list[str]) -> None:
         job_folder = JobFolder(out, arguments.runs, should_stop)
         if not finish(make_jobs(jobs_now, job_folder), job_folder):
             return
+    # Write summary, verdicts, table and picture.
     lines = read_job_lines(out)
     of_models, verdicts = summarize(lines), [x.verdict_line(lines) for x in module.RULES]
     write_jsonl(out / "summary.jsonl", of_models)

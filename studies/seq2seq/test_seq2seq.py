@@ -98,7 +98,7 @@ def test_only_the_best_rate_counts_and_a_failed_seed_decides_nothing():
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_models_are_of_about_equal_size(study):
-    """As the page says: without embeddings 1 % among Transformers, and among gated units."""
+    """The page says: without embeddings within 1 % among Transformers, and among gated units."""
     module, sizes = load_module(study), {}
     for model in list_models(module.get_config(), module.MODELS):
         model.config.model.update(vocab_size=2, causal=True)

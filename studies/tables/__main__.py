@@ -102,17 +102,20 @@ def main(argv: list[str]) -> None:
     if arguments.scale == "small" and not arguments.corpus:
         raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
+    # The table's config and runs at this scale, on the chosen corpus.
     table: Any = load_module(str(TABLES[arguments.table]))
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
     config = set_corpus(config, arguments.corpus) if arguments.corpus else config
     runs, figures = table.get_runs(arguments.scale), table.get_figures(arguments.scale)
     workdirs = [arguments.out / "runs" / name for name in runs]
+    # With --commands: only print a command per run.
     if arguments.commands:
         for name, workdir in zip(runs, workdirs, strict=True):
             words = overrides_between(table.get_config(), changed(config, runs[name]))
             print("\n".join(commands(arguments.commands, arguments.table, workdir, words, arguments.split)))
         return
+    # Time the steps, then train and score the missing runs.
     check_runs(config, runs)
     first = next(iter(runs))
     baseline_of = {name: getattr(table, "baseline", lambda run: first)(name) for name in runs}
@@ -124,12 +127,14 @@ def main(argv: list[str]) -> None:
         raise_stopped(should_stop)
         print("no run has finished yet: run the same command again to continue")
         return
+    # Join results, step times and the paper's figures.
     accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
     step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}
     paper = {name: {"paper": figure} for name, figure in figures.items()}
     lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]
     lines = [line | {"rated_seconds": line["step"] * step_s[line["run"]]} for line in lines]
     write_jsonl(arguments.out / "results.jsonl", lines)
+    # Write table, curves and picture.
     title = f"{table.TITLE}; here {arguments.scale} scale on {lines[0]['corpus']}, {lines[0]['device']}"
     text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")

@@ -121,6 +121,7 @@ def baselines(transfer: Transfer) -> list[Line]:
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
 
     accuracies = []
+    # For each share of the labels: the majority label, then two bags of words.
     for share in transfer.shares:
         config: Any = changed(transfer.config, {"data.label_share": share})
         splits: Any = load_splits(config.data)
