@@ -11,7 +11,7 @@ from studies.protocol.ratios import loss_at
 Curve = list[tuple[float, np.ndarray]]  # steps and the loss on the test split, of runs that were annealed
 
 
-def curves_of(lines: Sequence[Line], part: str, model: str) -> dict[int, Curve]:
+def seed_curves(lines: Sequence[Line], part: str, model: str) -> dict[int, Curve]:
     """Returns the curve of each seed of a model, scored at the sequence length of its training.
 
     Args:

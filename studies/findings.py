@@ -12,7 +12,7 @@ import tomllib
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replace_block
 from flash_lm.runs.jsonl import Line, read_lines
-from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
+from studies.curves import perplexity_after, ratio_at_equal_time, seed_curves
 from studies.protocol.hypotheses import Hypothesis, best_timings, step_name
 from studies.protocol.jobs import read_job_lines
 from studies.protocol.verdict import ALIKE, FAILS, HOLDS, NOT_RUN, UNDECIDED, WORDS
@@ -123,7 +123,7 @@ def ratios_on_gpu(results: Results) -> dict[int, float]:
     """Returns perplexity of FLASH over Transformer++ by seed at equal time, if step times had the H200's ratio."""
     ours, fused = steps_on_gpu(results)
     lines, slower = results.runs(), ours["median_ms"] / fused["median_ms"]
-    one, other = (curves_of(lines, PART, model) for model in (FLASH, SOFTMAX))
+    one, other = (seed_curves(lines, PART, model) for model in (FLASH, SOFTMAX))
     return {seed: ratio_at_equal_time(one[seed], other[seed], slower) for seed in sorted(one.keys() & other)}
 
 
@@ -203,7 +203,7 @@ def _change_with_length(results: Results, model: str) -> str:
 def _attention_figures(results: Results) -> Figures:
     """Returns figures of Transformer++ against the Linear Transformer and FLASH-Quad."""
     softmax, best = (results.single_line(SUMMARY, part="peers", run=name) for name in ("transformer", SOFTMAX))
-    curves = curves_of(results.runs(), PART, LINEAR)
+    curves = seed_curves(results.runs(), PART, LINEAR)
     linear = [perplexity_after(curve, softmax["step"]) for curve in curves.values()]
     alike = all(1 / ALIKE < x / softmax["perplexity"] < ALIKE for x in linear)
     return {

@@ -13,7 +13,7 @@ from small import ROOT
 
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replace_block
-from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
+from studies.curves import perplexity_after, ratio_at_equal_time, seed_curves
 from studies.findings import GPU, SUMMARY, VERDICTS, Results, figures, ratios_on_gpu, render_readme
 from studies.protocol.ratios import NoFigureError
 
@@ -25,7 +25,7 @@ def read(path: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def planted(folder: pathlib.Path, verdict=lambda line: line, summary=lambda line: line) -> Results:
+def plant_results(folder: pathlib.Path, verdict=lambda line: line, summary=lambda line: line) -> Results:
     """Copies our results; each line of two files of the study is changed by these functions."""
     shutil.copytree(ROOT / "studies", folder / "studies", ignore=shutil.ignore_patterns("*.py", "*.png"))
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
@@ -39,7 +39,7 @@ def add_interval(line: dict) -> dict:
     return line | ({"low": 0.123, "high": 4.567} if line.get("ratios") else {})
 
 
-def about(line: dict, number: int, first: str) -> bool:
+def is_about(line: dict, number: int, first: str) -> bool:
     return line["number"] == number and line["hypothesis"].startswith(f"rows_of_512: {first} at most")
 
 
@@ -62,7 +62,7 @@ def test_readme_has_what_the_command_writes():
 )
 def test_another_verdict_gives_another_phrase(tmp_path, number, first, figure, verdict, words):
     new = add_interval({"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}})
-    results = planted(tmp_path, lambda line: line | (new if about(line, number, first) else {}))
+    results = plant_results(tmp_path, lambda line: line | (new if is_about(line, number, first) else {}))
     figures_now = figures(results)
     said = f"[4.000 times]({VERDICTS}) the perplexity of {NAMES[figure]} (95 %: 0.123 to 4.567): {words}"
     assert figures_now[figure] == said and said in render_readme(README, results)
@@ -83,14 +83,14 @@ def test_what_has_no_ratio_says_why(tmp_path, verdict, words):
     def change(line: dict) -> dict:
         return {key: line[key] for key in ("number", "hypothesis")} | {"verdict": verdict, "figure": "not timed"}
 
-    is_it = lambda line: about(line, 2, "flash_scores")
-    results = planted(tmp_path, lambda line: change(line) if is_it(line) else line)
+    is_it = lambda line: is_about(line, 2, "flash_scores")
+    results = plant_results(tmp_path, lambda line: change(line) if is_it(line) else line)
     assert figures(results)["flash_time"] == words
 
 
 def test_a_verdict_without_an_interval_is_no_sentence(tmp_path):
     without = lambda line: {key: value for key, value in line.items() if key not in ("low", "high")}
-    results = planted(tmp_path, without)
+    results = plant_results(tmp_path, without)
     with pytest.raises(
         InputError, match=r"quality/results/verdicts.jsonl: 'rows_of_512: flash_scores at most .* lacks ratios, low"
     ):
@@ -105,7 +105,7 @@ def test_what_stays_as_good_and_what_does_not(tmp_path):
         is_full = line["part"] == "rows_of_512" and line["share"] == 1 and "slice" not in line
         return line | ({"perplexity": new.get((line["run"], line["length"]), 1.0)} if is_full else {})
 
-    figures_now = figures(planted(tmp_path, summary=change))
+    figures_now = figures(plant_results(tmp_path, summary=change))
     moves = {key: re.sub(r"\]\([^)]*\)", "]", str(value)) for key, value in figures_now.items() if "moves" in key}
     assert moves == {
         "flash_moves": "goes from [70.0] to [80.0]",
@@ -117,7 +117,7 @@ def test_what_stays_as_good_and_what_does_not(tmp_path):
 def test_each_figure_stands_in_a_sentence(tmp_path):
     texts = [(ROOT / "studies" / f"{name}.md").read_text() for name in ("caption", "findings")]
     asked = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
-    assert asked == figures(planted(tmp_path)).keys()
+    assert asked == figures(plant_results(tmp_path)).keys()
 
 
 def scores(run: str, seed: int) -> tuple[list[int], list[float]]:
@@ -134,7 +134,7 @@ def parabola(steps, losses, at: float) -> float:
 
 
 def test_perplexities_between_budgets_are_those_of_a_fit():
-    curves = curves_of(Results(ROOT).runs(), "rows_of_512", "linear_transformer")
+    curves = seed_curves(Results(ROOT).runs(), "rows_of_512", "linear_transformer")
     assert sorted(curves) == [0, 1, 2]
     fitted = {seed: math.exp(parabola(*scores("linear_transformer", seed), 1220)) for seed in curves}
     assert {seed: perplexity_after(curve, 1220) for seed, curve in curves.items()} == pytest.approx(fitted)
@@ -182,7 +182,7 @@ def test_curves_are_of_one_model_and_its_length():
     others = [{"length": 16}, {"split": "validation"}, {"slice": "rest"}, {"run": "b"}, {"part": "long"}]
     failed = {"part": "rows", "run": "a", "seed": 2, "failed": "loss nan"}
     lines = [line | {"step": 4, "loss": 2}, failed, line, *(line | other for other in others)]
-    assert curves_of(lines, "rows", "a") == {1: [(2, 3), (4, 2)]}
+    assert seed_curves(lines, "rows", "a") == {1: [(2, 3), (4, 2)]}
 
 
 MARKED = "a\n<!-- x: written by y -->\nold\n<!-- end of x -->\nb\n"

@@ -140,11 +140,13 @@ def _describe_study(study: str, what: str, evidence: Evidence) -> str:
     lines = [line for run in runs for line in run.scores.values()]
     if not lines:
         return f"- **{study}**: {what}. Not run yet."
-    of = lambda key: sorted({line[key] for line in lines if key in line})
-    span = lambda key: " to ".join(f"{x:,.0f}" for x in dict.fromkeys((of(key)[0], of(key)[-1])))
-    per_step = f" of {span('batch_tokens')} tokens" if of("batch_tokens") else ""
+    values = lambda key: sorted({line[key] for line in lines if key in line})
+    span = lambda key: " to ".join(f"{x:,.0f}" for x in dict.fromkeys((values(key)[0], values(key)[-1])))
+    per_step = f" of {span('batch_tokens')} tokens" if values("batch_tokens") else ""
     dirty = " (changed)" if any(line.get("trained_dirty") for line in lines) else ""
-    seeds, splits, corpora, commits = (", ".join(map(str, of(x))) for x in ("seed", "split", "corpus", "trained_git"))
+    seeds, splits, corpora, commits = (
+        ", ".join(map(str, values(x))) for x in ("seed", "split", "corpus", "trained_git")
+    )
     return (
         f"- **{study}**: {what}. {len(evidence.studies[study])} kinds of runs, seeds {seeds}; {span('parameters')} "
         f"parameters, {span('step')} steps{per_step}; scored on the {splits} split of {corpora}, {span('tokens')} "

@@ -10,7 +10,7 @@ from flash_lm.runs.jsonl import Line
 from studies.claims.evidence import Evidence, MissingError
 from studies.protocol.rates import lines_at_best_rate
 from studies.protocol.verdict import FEWEST, UNDECIDED, Verdict, judge_seeds
-from studies.recall.report import loss_of
+from studies.recall.report import selection_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RecallGrows:
 
     def judge(self, evidence: Evidence) -> Verdict:
         """Judges the correlation of each seed that all models have."""
-        runs, reasons = _by_seed(evidence, self, self.models)
+        runs, reasons = _runs_by_seed(evidence, self, self.models)
         correlations = []
         for seed in _common_seeds(runs):
             lines = [seeds[seed] for seeds in runs]
@@ -85,7 +85,7 @@ class Recalls:
     def judge(self, evidence: Evidence) -> Verdict:
         """Judges the value of each seed that both models have."""
         names = [self.first, *([self.second] if self.second else [])]
-        runs, reasons = _by_seed(evidence, self, names)
+        runs, reasons = _runs_by_seed(evidence, self, names)
         accuracies = []
         for seed in _common_seeds(runs):
             value, *other = (self._accuracy(seeds[seed]) for seeds in runs)
@@ -115,7 +115,7 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     return float(result.statistic)
 
 
-def _by_seed(
+def _runs_by_seed(
     evidence: Evidence, rule: RecallGrows | Recalls, models: Sequence[str]
 ) -> tuple[list[dict[int, Line]], tuple[str, ...]]:
     """Returns each model's runs at its best rate by seed, and reasons not to decide, if any.
@@ -127,7 +127,7 @@ def _by_seed(
     lines, runs, reasons = [*evidence.files.get(path, ())], [], []
     rates, seeds = ({line[key] for line in lines} for key in ("rate", "seed"))
     for model in models:
-        best_lines = lines_at_best_rate(lines, {"model": model, "width": width}, loss_of)
+        best_lines = lines_at_best_rate(lines, {"model": model, "width": width}, selection_loss)
         if not best_lines:
             raise MissingError(f"{path} has no run of {model} at width {width}")
         tried = {x["rate"] for x in lines if (x["model"], x["width"]) == (model, width)}

@@ -202,8 +202,12 @@ class Measured:
         runs = f"{len(values)} runs" if len(values) > 1 else "one run"
         word = judge_seeds([self.least <= x <= self.most for x in values], seeds=FEWEST) if self.judged else None
         entries = [x for x in (self.first, self.second) if x]
-        of = lambda path: [x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in entries)]
-        return Verdict(word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in of(path)))
+        matching_lines = lambda path: [
+            x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in entries)
+        ]
+        return Verdict(
+            word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in matching_lines(path))
+        )
 
     def _value_in(self, evidence: Evidence, path: str) -> float:
         first = evidence.value(path, self.value, self.first)

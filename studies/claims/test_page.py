@@ -29,7 +29,7 @@ PAGE = (HERE / "CLAIMS.md").read_text()
 TABLE = tomllib.loads((HERE / "claims.toml").read_text())
 
 
-def sections_of(text: str) -> dict[str, dict[str, str]]:
+def parse_sections(text: str) -> dict[str, dict[str, str]]:
     """Parses the section of each claim; `verdict` includes its reasons."""
     sections = {}
     for section in re.split(r"^### ", text.partition("## The studies")[0], flags=re.MULTILINE)[1:]:
@@ -71,7 +71,7 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, mon
         write_run(runs, "full", seed, 6.0 if seed else 9.0)
     main(["--study=aft", f"--runs={runs}", f"--root={root}"])
     text = (root / "studies" / "claims" / "CLAIMS.md").read_text()
-    claims = sections_of(text)
+    claims = parse_sections(text)
     claim = claims["AFT-simple is as good as the Linear Transformer"]
     assert claim["verdict"] == "**holds**"
     rule = "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer, by the seeds alone"
@@ -132,7 +132,7 @@ def test_the_committed_page_is_that_of_the_committed_results():
 
 
 def test_the_lines_say_what_the_page_says():
-    sections = sections_of(PAGE)
+    sections = parse_sections(PAGE)
     written = [json.loads(line) for line in (HERE / "results" / "verdicts.jsonl").read_text().splitlines()]
     assert [line["claim"] for line in written] == [row["text"] for row in TABLE["claims"]]
     for line in written:
@@ -150,11 +150,11 @@ def test_the_sizes_of_the_arithmetic_are_those_of_its_config():
 def test_each_claim_says_what_would_change_its_verdict():
     changes = [row["change"] for row in TABLE["claims"]]
     assert all(changes)
-    claims = sections_of(PAGE).values()
-    assert [claim["what would change it"] for claim in claims] == [row["change"] for row in in_sections()]
+    claims = parse_sections(PAGE).values()
+    assert [claim["what would change it"] for claim in claims] == [row["change"] for row in sort_by_source()]
 
 
-def in_sections() -> list[dict]:
+def sort_by_source() -> list[dict]:
     """Returns the rows in the order of the page, grouped by source."""
     sources = [*dict.fromkeys(row["source"] for row in TABLE["claims"])]
     return sorted(TABLE["claims"], key=lambda row: sources.index(row["source"]))
@@ -178,7 +178,7 @@ RATIOS = [row for row in TABLE["claims"] if {part["rule"] for part in row["rules
 @pytest.mark.parametrize("row", RATIOS, ids=lambda row: row["text"])
 def test_each_verdict_recomputed_from_the_files(row):
     """Without the code that made the page: the rule as it is printed, on the lines as they are."""
-    claim = sections_of(PAGE)[row["text"]]
+    claim = parse_sections(PAGE)[row["text"]]
     rules, verdict, figure = (claim.get(key, "") for key in ("rule", "verdict", "result"))
     scores = [[perplexities(part, part[name]) for name in ("first", "second")] for part in row["rules"]]
     if verdict == "**not run**":
@@ -211,7 +211,7 @@ def test_each_verdict_recomputed_from_the_files(row):
 
 def test_the_others_recomputed_from_the_files():
     """The loss of one pair of runs of a study over that of another pair, and the ratios of the benchmarks."""
-    sections = sections_of(PAGE)
+    sections = parse_sections(PAGE)
     scores = {
         name: perplexities({"study": "books"}, name)[0]
         for name in ("transformer_plus_plus", "mc_tfm", "flash_quad", "flash")

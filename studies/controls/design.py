@@ -64,7 +64,7 @@ LARGE = Part("large", {}, {"model.model_dim": 256, "model.num_layers": 5}, (0,),
 SOFTMAX = Candidate("transformer_plus_plus", _T, _LOW)
 FLASH = Candidate("flash_scores", _F, _HIGH)
 _CHUNKED = [Candidate(name, _F | changes, (0.006, 0.012)) for name, changes in _CHUNKS.items()]
-_of_flash = lambda name, changes: Candidate(f"flash_scores/{name}", _F | changes, _HIGH)
+_flash_variant = lambda name, changes: Candidate(f"flash_scores/{name}", _F | changes, _HIGH)
 _slower = lambda candidates, factor: [x._replace(slower=factor) for x in candidates]
 _PLAIN = {"model.absolute_positions": "none", "model.rotary": True}  # positions of Transformer+
 FAR = {"far_books": FAR_BOOKS, "far_bigrams": FAR_BIGRAMS}
@@ -74,14 +74,14 @@ FIRST = [
     Group(ROWS, [FLASH]),
     Group(CHUNKS, _CHUNKED),
     Group(ROWS, [Candidate("transformer_plus_plus/convolution", _T | {"model.short_convolution": 3}, _LOW)]),
-    Group(ROWS, [_of_flash("no_bias", _NO_BIAS)]),
+    Group(ROWS, [_flash_variant("no_bias", _NO_BIAS)]),
 ]
 THEN = [
     Group(ROWS, [Candidate("flash_quad_toeplitz_scores", _Q | {"model.divides": "scores"}, _LOW)]),
     Group(ROWS, [Candidate("transformer", study.MODELS["transformer"], _LOW)]),
     Group(ROWS, [Candidate("linear_transformer_rotary", {"model.family": "linear_transformer"} | _PLAIN, _LOW)]),
     Group(ROWS, [Candidate("transformer_plus", study.MODELS["transformer_plus"], _LOW)]),
-    Group(ROWS, [Candidate("transformer_plus_plus/untied", _T | _UNTIED, _LOW), _of_flash("untied", _UNTIED)]),
+    Group(ROWS, [Candidate("transformer_plus_plus/untied", _T | _UNTIED, _LOW), _flash_variant("untied", _UNTIED)]),
     Group(ROWS, [Candidate("flash_quad_toeplitz", _Q | {"model.divides": "weights"}, _LOW)]),
 ]
 LAST = [
@@ -108,9 +108,9 @@ def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
     shakespeare = data.folder / "shakespeare"
     return [
         *anchor.jobs(shakespeare, data.texts_hash, (0,)),
-        *_search(data, lines),
+        *_search_jobs(data, lines),
         *in_order(FIRST),
-        *_far(data, lines),
+        *_far_jobs(data, lines),
         *in_order(THEN),
         *recall.jobs(),
         *in_order(LAST),
@@ -157,7 +157,7 @@ def far_text(lines: Sequence[Line]) -> str | None:
     return next((part for part, factor in gains.items() if factor is not None and factor >= GAIN), None)
 
 
-def _search(data: Data, lines: Sequence[Line]) -> list[Job]:
+def _search_jobs(data: Data, lines: Sequence[Line]) -> list[Job]:
     """Lists jobs of the Transformer++ on each text in turn, until one shows a gain from far tokens."""
     jobs_so_far: list[Job] = []
     for part in FAR.values():
@@ -169,7 +169,7 @@ def _search(data: Data, lines: Sequence[Line]) -> list[Job]:
     return jobs_so_far
 
 
-def _far(data: Data, lines: Sequence[Line]) -> list[Job]:
+def _far_jobs(data: Data, lines: Sequence[Line]) -> list[Job]:
     """Lists jobs of local attention, global attention and both on the text with a gain from far tokens."""
     name = far_text(lines)
     return _jobs(_far_group(name), data, lines) if name else []

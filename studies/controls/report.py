@@ -66,10 +66,10 @@ def _rates(lines: Sequence[Line], group: design.Group) -> list[Line]:
 
 def _name_extreme_rates(hypothesis: Hypothesis, verdict: Line, rates: Sequence[Line]) -> Line:
     """Returns the verdict's line; its figure names models whose best rate is the lowest or highest tried."""
-    of = lambda line: line["part"] == hypothesis.part and line["run"] in (hypothesis.first, hypothesis.second)
+    compares = lambda line: line["part"] == hypothesis.part and line["run"] in (hypothesis.first, hypothesis.second)
     extremes = [
         f"{line['run']} is {line['what']} of its rates, {line['rate']:g}"
         for line in rates
-        if of(line) and "," in line.get("what", "")
+        if compares(line) and "," in line.get("what", "")
     ]
     return verdict | {"figure": "; ".join([verdict["figure"], *extremes])} if verdict["figure"] else verdict

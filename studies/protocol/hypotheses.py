@@ -150,7 +150,7 @@ class Hypothesis:
         if self.at_equal_time:
             log, (variance, _) = self._step_ratio(steps)
             ratios = [math.exp(log + k * math.sqrt(variance)) for k in (0, -1, 1)]
-            differences_RxN = np.array([_at_equal_time(one, other, ratio) for ratio in ratios])
+            differences_RxN = np.array([_differences_at_equal_time(one, other, ratio) for ratio in ratios])
         else:
             differences_RxN = (_nll(last[0]) - _nll(last[1]))[None]
         if not np.isfinite(differences_RxN).all():
@@ -206,18 +206,18 @@ def best_timings(times: Sequence[Line]) -> dict[str, Line]:
     """Returns the line of each step by name, from each part's timing with the most rounds (the last of equals)."""
     best: dict[str, list[Line]] = {}
     for timing in sorted(_timings(times), key=lambda timing: timing[0].get("rounds", 0)):
-        best[_part_of(timing[0])] = timing
+        best[_part_name(timing[0])] = timing
     return {line["run"]: line for timing in best.values() for line in timing}
 
 
 def _timings(times: Sequence[Line]) -> Iterable[list[Line]]:
     """Groups lines of steps that took turns: same part, configs, device and number of rounds."""
     return grouped(
-        [line | {"part": _part_of(line)} for line in times], "part", "config_hash", "device", "rounds"
+        [line | {"part": _part_name(line)} for line in times], "part", "config_hash", "device", "rounds"
     ).values()
 
 
-def _part_of(line: Line) -> str:
+def _part_name(line: Line) -> str:
     return line["run"].partition(" ")[0]
 
 
@@ -230,7 +230,7 @@ def _nll(line: Line) -> np.ndarray:
     return np.array(line["nll_blocks"])
 
 
-def _at_equal_time(one: list[Line], other: list[Line], ratio: float) -> np.ndarray:
+def _differences_at_equal_time(one: list[Line], other: list[Line], ratio: float) -> np.ndarray:
     """Returns differences of losses at the training time of the quicker model, for this ratio of step times."""
     curves = [[(line["step"] * step, _nll(line)) for line in lines] for lines, step in ((one, ratio), (other, 1.0))]
     end = min(curve[-1][0] for curve in curves)

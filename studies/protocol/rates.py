@@ -40,16 +40,16 @@ def best_rate(rates: Sequence[float], losses: Mapping[float, float]) -> float | 
     return min(rates, key=lambda rate: losses[rate]) if losses.keys() >= {*rates} else None
 
 
-def lines_at_best_rate(lines: Sequence[Line], about: Line, loss_of: Callable[[Line], float]) -> list[Line]:
+def lines_at_best_rate(lines: Sequence[Line], about: Line, selection_loss: Callable[[Line], float]) -> list[Line]:
     """Returns a model's lines at the rate that was best with seed 0, failed runs included; empty if it has none.
 
     Args:
         lines: lines of a study.
         about: keys and values that identify the model's lines.
-        loss_of: see `rate_and_seed_jobs`.
+        selection_loss: see `rate_and_seed_jobs`.
     """
     model_lines = [line for line in lines if about.items() <= line.items()]
-    best = min((line for line in model_lines if line["seed"] == 0), key=loss_of, default={})
+    best = min((line for line in model_lines if line["seed"] == 0), key=selection_loss, default={})
     return [line for line in model_lines if line["rate"] == best.get("rate")]
 
 
@@ -74,7 +74,7 @@ def rate_and_seed_jobs(
     more_seeds: Sequence[int],
     further: int,
     lines: Sequence[Line],
-    loss_of: Callable[[Line], float],
+    selection_loss: Callable[[Line], float],
     run_model: Callable[[M, float, int, pathlib.Path, ShouldStop], list[Line]],
     factor: float | None = None,
 ) -> list[Job]:
@@ -86,14 +86,14 @@ def rate_and_seed_jobs(
         more_seeds: seeds besides 0.
         further: see `rates_to_try`.
         lines: lines of the finished jobs.
-        loss_of: returns a line's score on the validation split, less is better; also of a failed run.
+        selection_loss: returns a line's score on the validation split, less is better; also of a failed run.
         run_model: trains and scores a model with a rate and a seed in a folder; returns its lines.
         factor: see `rates_to_try`.
     """
     jobs: list[Job] = []
     for model in models:
         model_lines = [line for line in lines if model.about(line["rate"], 0).items() <= line.items()]
-        losses = {line["rate"]: loss_of(line) for line in model_lines}
+        losses = {line["rate"]: selection_loss(line) for line in model_lines}
         tried = rates_to_try(rates, losses, further, factor)
         best = best_rate(tried, losses)
         of_best = [(best, seed) for seed in more_seeds] if best is not None else []

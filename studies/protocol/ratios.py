@@ -41,8 +41,8 @@ def variance_of_text(differences_N: np.ndarray, tokens_N: np.ndarray) -> Varianc
     The mean is a ratio of sums over a few long stretches of the text (Cochran 1977, "Sampling Techniques", section
     6.4).
     """
-    of_stretches = lambda blocks: np.array([part.sum() for part in np.array_split(blocks, STRETCHES)])
-    differences, tokens = of_stretches(differences_N), of_stretches(tokens_N)
+    sum_stretches = lambda blocks: np.array([part.sum() for part in np.array_split(blocks, STRETCHES)])
+    differences, tokens = sum_stretches(differences_N), sum_stretches(tokens_N)
     mean = differences.sum() / tokens.sum()
     square = STRETCHES / (STRETCHES - 1) * np.square(differences - mean * tokens).sum()
     return Variance(float(square / tokens.sum() ** 2), STRETCHES - 1)

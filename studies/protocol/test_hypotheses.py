@@ -23,7 +23,7 @@ def line(run, seed, perplexity, share=1.0, **more):
     return {**about, **scored, "perplexity": perplexity, "nll_blocks": losses, **more}
 
 
-def failed(run, seed):
+def failed_line(run, seed):
     return {"part": "rows", "run": run, "seed": seed, "failed": "loss nan", "rate": 0.1}
 
 
@@ -64,7 +64,7 @@ def test_a_verdict_needs_three_seeds_and_an_interval_on_one_side(relation, ratio
 def test_what_was_not_run_or_failed_decides_nothing():
     assert NO_WORSE.verdict_line([], [])["verdict"] == NOT_RUN
     assert NO_WORSE.verdict_line([line("flash", 0, 50.0)], [])["verdict"] == NOT_RUN
-    lines = [*pairs(1.0, 1.0, 1.0), failed("flash", 3), line("attention", 3, 50.0)]
+    lines = [*pairs(1.0, 1.0, 1.0), failed_line("flash", 3), line("attention", 3, 50.0)]
     result = NO_WORSE.verdict_line(lines, [])
     assert result["verdict"] == UNDECIDED and result["figure"].endswith("; flash failed with seed 3")
     other = [x | {"corpus_hash": "y"} if x["run"] == "flash" else x for x in pairs(1.0, 1.0, 1.0)]
@@ -126,7 +126,7 @@ def interval(logs_S, shared=()):
     return math.exp(mean - half), math.exp(mean + half), [variance / total for variance, _ in parts]
 
 
-def of_the_text(differences_SxN, tokens_N):
+def text_variance(differences_SxN, tokens_N):
     """Returns the variance of the mean difference per token: residuals of five stretches from the ratio of the sums."""
     mean_N = np.mean(differences_SxN, axis=0)
     stretches = np.split(np.arange(len(tokens_N)), 5)
@@ -135,7 +135,7 @@ def of_the_text(differences_SxN, tokens_N):
     return 5 / 4 * sum(x**2 for x in residuals) / tokens_N.sum() ** 2, 4
 
 
-def drawn(between, within, seeds=3, mean=-0.05):
+def draw_differences(between, within, seeds=3, mean=-0.05):
     """Differences of two models' losses in fifty blocks: seeds differ, and the same blocks are easy for all of them."""
     draw = np.random.default_rng(5)
     tokens_N, of_block_N = draw.integers(500, 1500, 50), draw.normal(0, within, 50)
@@ -143,7 +143,7 @@ def drawn(between, within, seeds=3, mean=-0.05):
     return a_token_SxN * tokens_N, tokens_N
 
 
-def planted(differences_SxN, tokens_N, **more):
+def planted_lines(differences_SxN, tokens_N, **more):
     blocks = {"tokens_blocks": tokens_N.tolist()}
     for seed, difference_N in enumerate(differences_SxN):
         for run, nll in (("flash", 4.0 * tokens_N + difference_N), ("attention", 4.0 * tokens_N)):
@@ -153,10 +153,10 @@ def planted(differences_SxN, tokens_N, **more):
 @pytest.mark.parametrize(("between", "within"), [(0.02, 0.01), (0.002, 0.1), (0.02, 0.05)])
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_the_interval_has_the_seeds_and_the_text(between, within, seeds):
-    differences_SxN, tokens_N = drawn(between, within, seeds)
-    result = NO_WORSE.verdict_line([*planted(differences_SxN, tokens_N)], [])
+    differences_SxN, tokens_N = draw_differences(between, within, seeds)
+    result = NO_WORSE.verdict_line([*planted_lines(differences_SxN, tokens_N)], [])
     logs_S = differences_SxN.sum(1) / tokens_N.sum()
-    low, high, shares = interval(logs_S, [of_the_text(differences_SxN, tokens_N)])
+    low, high, shares = interval(logs_S, [text_variance(differences_SxN, tokens_N)])
     assert [result["low"], result["high"]] == pytest.approx([low, high], rel=1e-9)
     assert [result["shares"][x] for x in ("seeds", "text")] == pytest.approx(shares)
     assert result["ratio"] == pytest.approx(math.exp(logs_S.mean()))
@@ -188,7 +188,7 @@ def test_the_interval_of_three_seeds_holds_the_truth_as_often_as_it_says(text, e
     assert np.mean(held) == pytest.approx(expected, abs=0.01)
 
 
-def simulated(mean, deviation, text, limits, seeds, draws=20_000):
+def simulate_power(mean, deviation, text, limits, seeds, draws=20_000):
     """How often the rule decides, when all is drawn anew."""
     draw = np.random.default_rng(7)
     logs_DxS = draw.normal(mean, deviation, (draws, seeds)) + draw.normal(0, math.sqrt(text), (draws, 1))
@@ -207,7 +207,7 @@ def test_power_against_a_simulation(limits, mean, deviation, text):
     """Three seeds with this mean and deviation; with more of them the error of the text stays."""
     seen = MeanRatio(mean + deviation * np.array([-1.0, 0.0, 1.0]), {"text": Variance(text, 4)})
     for seeds in (3, 5, 7):
-        expected = simulated(mean, deviation, text, limits, seeds)
+        expected = simulate_power(mean, deviation, text, limits, seeds)
         assert seen.power(*limits, seeds) == pytest.approx(expected, abs=0.015)
 
 
@@ -222,9 +222,9 @@ def test_power_of_seeds_alone_is_a_noncentral_t():
 @pytest.mark.parametrize(("within", "verdict"), [(0.002, HOLDS), (0.2, UNDECIDED)])
 def test_what_the_text_cannot_tell_decides_nothing(within, verdict):
     """All seeds are below the bound; but other text could put them above it."""
-    differences_SxN, tokens_N = drawn(0.0, within)
+    differences_SxN, tokens_N = draw_differences(0.0, within)
     differences_SxN += (math.log(0.98) - differences_SxN.sum(1, keepdims=True) / tokens_N.sum()) * tokens_N
-    result = NO_WORSE.verdict_line([*planted(differences_SxN, tokens_N)], [])
+    result = NO_WORSE.verdict_line([*planted_lines(differences_SxN, tokens_N)], [])
     assert [*result["ratios"].values()] == pytest.approx([0.98] * 3)
     assert result["verdict"] == verdict
 
@@ -258,14 +258,14 @@ ROUNDS = 20
 STEADY = np.ones(ROUNDS)
 
 
-def times_of(**rounds_ms):
+def make_times(**rounds_ms):
     return [
         {"run": step_name("rows", run), "microbatch_ms": np.median(ms), "rounds": len(ms), "rounds_ms": [*ms]}
         for run, ms in rounds_ms.items()
     ]
 
 
-def of_the_rounds(logs_R):
+def rounds_variance(logs_R):
     """The mean of the medians of five stretches of four rounds, its variance and degrees of freedom."""
     medians = [np.median(logs_R[i : i + 4]) for i in range(0, ROUNDS, 4)]
     return np.mean(medians), sum((x - np.mean(medians)) ** 2 for x in medians) / 4 / 5, 4
@@ -279,7 +279,7 @@ def curves(flash_ms, attention_ms=600.0):
         for seed in SEEDS
         for share in (1.0, 0.25, 0.5)
     ]
-    return lines, times_of(flash=flash_ms * STEADY, attention=attention_ms * STEADY)
+    return lines, make_times(flash=flash_ms * STEADY, attention=attention_ms * STEADY)
 
 
 @pytest.mark.parametrize(("flash_ms", "verdict"), [(300.0, HOLDS), (400.0, HOLDS), (600.0, FAILS), (1000.0, FAILS)])
@@ -294,8 +294,8 @@ def test_at_equal_time_the_spread_of_the_times_counts(spread, verdict):
     """On a power law the logarithm of the ratio is 0.3 times that of the steps' times, and so is its error."""
     lines, _ = curves(400.0)
     noise = np.exp(np.random.default_rng(1).normal(0, spread, (2, ROUNDS)))
-    result = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=400 * noise[0], attention=600 * noise[1]))
-    mean, variance, freedom = of_the_rounds(0.3 * np.log(400 * noise[0] / (600 * noise[1])))
+    result = AT_EQUAL_TIME.verdict_line(lines, make_times(flash=400 * noise[0], attention=600 * noise[1]))
+    mean, variance, freedom = rounds_variance(0.3 * np.log(400 * noise[0] / (600 * noise[1])))
     low, high, _ = interval([mean] * 3, [(variance, freedom)])
     assert [result["low"], result["high"]] == pytest.approx([low, high], rel=1e-6)
     assert result["verdict"] == verdict and result["shares"]["times"] == pytest.approx(1.0)
@@ -306,7 +306,7 @@ def test_a_drift_of_both_times_cancels():
     """A machine that slows down to half its speed: only the ratio of the two steps in a round counts."""
     lines, times = curves(400.0)
     drift = np.linspace(1, 2, ROUNDS)
-    drifted = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=400 * drift, attention=600 * drift))
+    drifted = AT_EQUAL_TIME.verdict_line(lines, make_times(flash=400 * drift, attention=600 * drift))
     steady = AT_EQUAL_TIME.verdict_line(lines, times)
     assert drifted["verdict"] == HOLDS
     assert [drifted[x] for x in ("ratio", "low", "high")] == pytest.approx(
@@ -320,25 +320,25 @@ def test_a_slow_round_changes_little():
     slow = 400 * STEADY
     slow[7] *= 5
     result, steady = (
-        AT_EQUAL_TIME.verdict_line(lines, x) for x in (times_of(flash=slow, attention=600 * STEADY), times)
+        AT_EQUAL_TIME.verdict_line(lines, x) for x in (make_times(flash=slow, attention=600 * STEADY), times)
     )
     assert [result[x] for x in ("ratio", "low", "high")] == pytest.approx([steady[x] for x in ("ratio", "low", "high")])
 
 
 def test_at_equal_time_the_interval_has_seeds_text_and_times():
     """Losses that fall alike, with differences of seeds and blocks; the slower one is read at 2/3 of its budget."""
-    differences_SxN, tokens_N = drawn(0.1, 0.03)
+    differences_SxN, tokens_N = draw_differences(0.1, 0.03)
     fall = {share: 0.3 * math.log(share) * tokens_N for share in (0.25, 0.5, 1.0)}
     lines = [
         x | {"share": share, "step": round(1200 * share), "nll_blocks": (np.array(x["nll_blocks"]) - less).tolist()}
         for share, less in fall.items()
-        for x in planted(differences_SxN, tokens_N)
+        for x in planted_lines(differences_SxN, tokens_N)
     ]
     logs_R = np.log(2 / 3) + np.random.default_rng(4).normal(0, 0.05, ROUNDS)
-    result = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=600 * np.exp(logs_R), attention=600 * STEADY))
-    mean, variance, freedom = of_the_rounds(logs_R)
+    result = AT_EQUAL_TIME.verdict_line(lines, make_times(flash=600 * np.exp(logs_R), attention=600 * STEADY))
+    mean, variance, freedom = rounds_variance(logs_R)
     logs_S = differences_SxN.sum(1) / tokens_N.sum() + 0.3 * mean
-    shared = [of_the_text(differences_SxN, tokens_N), (0.09 * variance, freedom)]
+    shared = [text_variance(differences_SxN, tokens_N), (0.09 * variance, freedom)]
     low, high, shares = interval(logs_S, shared)
     assert [result["low"], result["high"]] == pytest.approx([low, high], rel=1e-6)
     assert [*result["shares"].values()] == pytest.approx(shares, rel=1e-4) and min(shares) > 0.01

@@ -212,14 +212,14 @@ WORKER = """
 """
 
 
-def state_of(process):
+def process_state(process):
     """The letter that the system has for a process: T where it is stopped."""
     return pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def becomes(process, stopped):
+def wait_for_state(process, stopped):
     end = time.monotonic() + 20
-    while (state_of(process) == "T") != stopped:
+    while (process_state(process) == "T") != stopped:
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -246,12 +246,12 @@ def test_each_process_has_one_core_and_all_can_be_paused(tmp_path):
         assert "each core has a process of the queue already" in error
         assert sorted(cores.pause(tmp_path)) == sorted(worker.pid for worker in workers)
         for worker in workers:
-            becomes(worker, stopped=True)
+            wait_for_state(worker, stopped=True)
         _, error = start().communicate(timeout=60)
         assert "the queue is paused: run python -m studies resume first" in error
         assert sorted(cores.resume(tmp_path)) == sorted(worker.pid for worker in workers)
         for worker in workers:
-            becomes(worker, stopped=False)
+            wait_for_state(worker, stopped=False)
         assert not cores.is_paused(tmp_path)
     finally:
         for worker in workers:

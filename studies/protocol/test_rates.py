@@ -39,9 +39,9 @@ def run_model(model, rate, seed, folder, should_stop):
 )
 def test_further_rates_are_tried_while_the_best_is_at_the_edge(tmp_path, best, further, rates):
     out, models = tmp_path / "out", [Model("a", best), Model("b", 0.01)]
-    loss_of = lambda line: line["loss"]
+    selection_loss = lambda line: line["loss"]
     jobs = lambda: rate_and_seed_jobs(
-        models, (0.003, 0.01, 0.03), (1, 2), further, read_job_lines(out), loss_of, run_model, 3.0
+        models, (0.003, 0.01, 0.03), (1, 2), further, read_job_lines(out), selection_loss, run_model, 3.0
     )
     assert make_jobs(jobs, JobFolder(out, tmp_path / "runs", bool)) == []
     lines = [line for line in read_job_lines(out) if line["model"] == "a"]

@@ -72,9 +72,9 @@ LARGE = {  # 5M parameters, also within 3 % of each other
     "flash_scores/5M": _FLASH | _WIDE | {"model.gau.expanded_dim": 496},
 }
 _REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
-_OF_SCORES = ("flash_scores", "flash_quad_scores")
-_LONG = ("transformer_plus_plus", *_OF_SCORES)
-_of = lambda *names: {name: MODELS[name] for name in names}
+_WITH_SCORES = ("flash_scores", "flash_quad_scores")
+_LONG = ("transformer_plus_plus", *_WITH_SCORES)
+_select = lambda *names: {name: MODELS[name] for name in names}
 _SLICES = ("recall", "positions", "parts")
 
 
@@ -96,7 +96,7 @@ def get_parts() -> list[Part]:
     """Returns the parts of the study, by priority."""
     full = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
     at_length = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
-    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _OF_SCORES}
+    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _WITH_SCORES}
     # FLASH-pytorch does not tie embeddings; its divisor is not the default, so others are trained, too.
     of_peer = MODELS["flash"] | {"model.tie_embeddings": False}
     divisors = {"paper": "length_everywhere", "length": "length"}  # by their names in the lines
@@ -104,15 +104,28 @@ def get_parts() -> list[Part]:
     untied |= {"flash/untied": of_peer, "flash/untied_scores": of_peer | _SCORES}
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
-        Part("rows_of_512", _of(*_REPEATED), {}, seeds=(0, 1, 2), **full, lengths=(2048,)),
-        *(Part("rows_of_512", _of(name), {}, seeds=(0, 1, 2), **full, lengths=(2048,)) for name in _OF_SCORES),
+        Part("rows_of_512", _select(*_REPEATED), {}, seeds=(0, 1, 2), **full, lengths=(2048,)),
+        *(Part("rows_of_512", _select(name), {}, seeds=(0, 1, 2), **full, lengths=(2048,)) for name in _WITH_SCORES),
         Part("rows_of_512", others, {}, seeds=(0,), **full, lengths=(2048,)),
-        Part("peers", _of("transformer", "transformer_plus_plus") | untied, {}, seeds=(0,), steps=1220),
-        Part("rows_of_2048", _of(*_LONG), at_length(2048), seeds=(0,), **full, lengths=(512,)),
-        Part("rows_of_4096", _of(*_LONG), at_length(4096), seeds=(0,), steps=1220, lengths=(512, 2048), slices=_SLICES),
+        Part("peers", _select("transformer", "transformer_plus_plus") | untied, {}, seeds=(0,), steps=1220),
+        Part("rows_of_2048", _select(*_LONG), at_length(2048), seeds=(0,), **full, lengths=(512,)),
+        Part(
+            "rows_of_4096",
+            _select(*_LONG),
+            at_length(4096),
+            seeds=(0,),
+            steps=1220,
+            lengths=(512, 2048),
+            slices=_SLICES,
+        ),
         Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980, lengths=(2048,)),
         Part(
-            "masked", _of(*_LONG, "linear_transformer"), {"task": "masked_lm"}, seeds=(0,), steps=1220, lengths=(2048,)
+            "masked",
+            _select(*_LONG, "linear_transformer"),
+            {"task": "masked_lm"},
+            seeds=(0,),
+            steps=1220,
+            lengths=(2048,),
         ),
         Part("large", LARGE, {}, seeds=(0,), **full | {"steps": 6400}, lengths=(2048,)),
     ]
@@ -125,7 +138,7 @@ def get_hypotheses() -> list[Hypothesis]:
     return [
         Hypothesis(1, rows, "flash", "no worse", "transformer_plus_plus"),
         Hypothesis(1, rows, "flash_quad", "no worse", "transformer_plus_plus"),
-        *(Hypothesis(1, rows, name, "no worse", "transformer_plus_plus") for name in _OF_SCORES),
+        *(Hypothesis(1, rows, name, "no worse", "transformer_plus_plus") for name in _WITH_SCORES),
         Hypothesis(2, rows, "flash", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(2, rows, "flash_scores", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
@@ -141,7 +154,7 @@ def get_hypotheses() -> list[Hypothesis]:
         Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/dense"),
         Hypothesis(7, ablations, "flash_scores/chunk_64", "alike", "flash_scores"),
         Hypothesis(7, ablations, "flash_scores/chunk_256", "alike", "flash_scores"),
-        *(Hypothesis(8, rows, name, "better", name.removesuffix("_scores")) for name in _OF_SCORES),
+        *(Hypothesis(8, rows, name, "better", name.removesuffix("_scores")) for name in _WITH_SCORES),
         Hypothesis(8, ablations, "flash_scores", "better", "flash_scores/weights"),
         Hypothesis(9, ablations, "flash_scores", "better", "flash_scores/rotary"),
         Hypothesis(10, rows, "flash_quad", "no worse", "transformer_plus_plus", at_equal_time=True),

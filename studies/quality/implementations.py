@@ -54,8 +54,8 @@ def _compare_peer(peer_lines: Sequence[Line], lines: Sequence[Line]) -> Line:
     rates = peer_rates(peer, ours[0]["rate"]) if ours else ()
     peer_lines = [line for line in peer_lines if line["rate"] in rates]
     ours_test = [line for line in ours if line.get("split") == "test" and line["length"] == line["trained_length"]]
-    of_split = lambda split: {line["run"]: line for line in peer_lines if line.get("split") == split}
-    validation, test = of_split("validation"), of_split("test")
+    select_split = lambda split: {line["run"]: line for line in peer_lines if line.get("split") == split}
+    validation, test = select_split("validation"), select_split("test")
     lost = [line["run"] for line in peer_lines if "failed" in line]
     comparison: Line = {"peer": peer, "ours": ours_name, "failed": len(lost), "result": UNFINISHED}
     if ours and (len(lost) == len(rates) or any("failed" in line for line in ours)):
@@ -64,7 +64,7 @@ def _compare_peer(peer_lines: Sequence[Line], lines: Sequence[Line]) -> Line:
         return comparison
     # The best rate on the validation split is compared on the test split.
     best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
-    ours_best = next((line for line in ours_test if _targets_of(line) == _targets_of(best)), None)
+    ours_best = next((line for line in ours_test if _identity(line) == _identity(best)), None)
     if ours_best is None:
         return comparison | {"result": OTHER_TARGETS}
     ratio = best["perplexity"] / ours_best["perplexity"]
@@ -77,7 +77,7 @@ def _compare_peer(peer_lines: Sequence[Line], lines: Sequence[Line]) -> Line:
     }
 
 
-def _targets_of(line: Line) -> tuple:
+def _identity(line: Line) -> tuple:
     """Returns what two lines must share to be compared: the seed and the targets."""
     return line["seed"], line["corpus_hash"], line["tokens_blocks"]
 

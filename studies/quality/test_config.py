@@ -27,7 +27,7 @@ OTHERS -= {name for name, row in oracle_families.FAMILIES.items() if row.ends_wi
 STARTS = BY_RULE | {name: {"model.family": name, "model.causal": None} for name in sorted(OTHERS)}
 
 
-def config_of(changes):
+def make_config(changes):
     config = changed(TABLE.get_config(), changes)
     config.model.vocab_size = config.data.vocab_size
     return config
@@ -36,7 +36,7 @@ def config_of(changes):
 def test_the_models_of_the_study_have_one_size():
     sizes = {}
     for name, changes in (TABLE.MODELS | VARIANTS | TABLE.LARGE).items():
-        config = config_of(changes)
+        config = make_config(changes)
         sizes[name] = facts(config.model.family, config.model, (), ()).parameters
     assert len(TABLE.MODELS) == 16 and len(sizes) == 28 + 2
     small, large = ({k: x for k, x in sizes.items() if (k in TABLE.LARGE) == big} for big in (False, True))
@@ -52,14 +52,14 @@ class Unchanged(nnx.Module):
         return x_BxLxD
 
 
-def deviation(model):
+def stream_deviation(model):
     """Returns the standard deviation of the residual stream after the last layer."""
     inputs_1xL = np.random.default_rng(0).integers(0, TABLE.WORDS, (1, 512)).astype(np.int32)
     model.norm = Unchanged()
     return float(nnx.jit(lambda model, inputs: model.features(ModelInputs(inputs)))(model, inputs_1xL).std())
 
 
-def without_sublayers(model):
+def zero_sublayers(model):
     """Zeroes the last map of every sublayer, so that sublayers add nothing; returns the model."""
     for _, node in nnx.iter_graph(model):
         if isinstance(node, Output):
@@ -71,17 +71,17 @@ def without_sublayers(model):
 @pytest.mark.parametrize("name", STARTS)
 def test_only_what_adds_little_by_itself_starts_as_it_is(name):
     changes = STARTS[name]
-    model = lambda: build_model(config_of(changes | {"model.residual_init": "as_init"}).model, rngs=nnx.Rngs(0))
-    adds_little = deviation(model()) <= TABLE.MOST_ADDED * deviation(without_sublayers(model()))
-    assert config_of(changes).model.residual_init == ("as_init" if adds_little else "depth")
+    model = lambda: build_model(make_config(changes | {"model.residual_init": "as_init"}).model, rngs=nnx.Rngs(0))
+    adds_little = stream_deviation(model()) <= TABLE.MOST_ADDED * stream_deviation(zero_sublayers(model()))
+    assert make_config(changes).model.residual_init == ("as_init" if adds_little else "depth")
 
 
 @pytest.mark.parametrize("name", STARTS)
 def test_models_start_as_by_default(name):
     changes = STARTS[name]
-    by_default = complete(parse_model(config_of(changes | {"model.residual_init": None}).model))
+    by_default = complete(parse_model(make_config(changes | {"model.residual_init": None}).model))
     starts = {layer.residual_init for layer in of_layers(by_default)}
-    assert starts == {config_of(changes).model.residual_init}
+    assert starts == {make_config(changes).model.residual_init}
 
 
 def test_the_parts_of_the_study_can_run():

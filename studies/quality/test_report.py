@@ -22,7 +22,7 @@ ABOUT = {
 }
 
 
-def scored(run, seed, share, perplexity, **more):
+def score_line(run, seed, share, perplexity, **more):
     about = {
         "part": "rows_of_512",
         "run": run,
@@ -36,18 +36,18 @@ def scored(run, seed, share, perplexity, **more):
 
 
 LINES = [
-    scored("flash", 0, 0.5, 60.0),
-    scored("flash", 0, 1.0, 40.0),
-    scored("flash", 0, 1.0, 44.0, length=2048),
-    scored("flash", 0, 1.0, 90.0, slices="recall", slice="recall"),
-    scored("flash", 0, 1.0, 80.0, slices="positions", slice="0–63"),
-    scored("flash", 0, 1.0, 35.0, slices="positions", slice="64–511"),
-    scored("flash", 0, 1.0, 999.0, split="validation"),
-    scored("flash", 1, 0.5, 60.0),
-    scored("flash", 1, 1.0, 90.0),
+    score_line("flash", 0, 0.5, 60.0),
+    score_line("flash", 0, 1.0, 40.0),
+    score_line("flash", 0, 1.0, 44.0, length=2048),
+    score_line("flash", 0, 1.0, 90.0, slices="recall", slice="recall"),
+    score_line("flash", 0, 1.0, 80.0, slices="positions", slice="0–63"),
+    score_line("flash", 0, 1.0, 35.0, slices="positions", slice="64–511"),
+    score_line("flash", 0, 1.0, 999.0, split="validation"),
+    score_line("flash", 1, 0.5, 60.0),
+    score_line("flash", 1, 1.0, 90.0),
     {"part": "rows_of_512", "run": "flash", "seed": 2, "failed": "loss nan", "rate": 3e-3},
-    scored("mc_tfm", 0, 0.5, 50.0),
-    scored("mc_tfm", 0, 1.0, 30.0),
+    score_line("mc_tfm", 0, 0.5, 50.0),
+    score_line("mc_tfm", 0, 1.0, 30.0),
 ]
 HYPOTHESES = [Hypothesis(1, "rows_of_512", "flash", "no worse", "mc_tfm")]
 TIMES = [{"run": step_name("rows_of_512", "flash"), "microbatch_ms": 300.0, "model_flops": 1e9}]

@@ -36,7 +36,7 @@ DATA = "abc"  # hash of the texts
 MODELS = {FAMILY: {}, f"{FAMILY}/wide": {"model.mlp_dim": 40}}
 
 
-def config_in(folder):
+def make_config_in(folder):
     config = small_config(write_corpus(folder / "text"), folder / "cache", FAMILY)
     config.model.update(max_length=64, absolute_positions="none", rotary=True)
     config.data.length = 32
@@ -58,10 +58,10 @@ def parts(**options):
 
 @pytest.mark.slow
 def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
-    trunks = list_trunks(config_in(tmp_path), parts(shares=(0.5, 1.0), lengths=(64, 128), slices=("positions",)))
+    trunks = list_trunks(make_config_in(tmp_path), parts(shares=(0.5, 1.0), lengths=(64, 128), slices=("positions",)))
     out, runs = tmp_path / "out", tmp_path / "runs"
     job_folder = JobFolder(out, runs, bool)
-    rate_is(out, 2e-3)
+    write_best_rate(out, 2e-3)
     assert [trunk.name for trunk in trunks[:3]] == [
         "first_linear_transformer_seed_0",
         "first_linear_transformer_wide_seed_0",
@@ -102,7 +102,7 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     for wrong, texts in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
         with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
             run_trunks([wrong], job_folder, texts)
-    rate_is(out, 3e-3)  # a search that was made again
+    write_best_rate(out, 3e-3)  # a search that was made again
     with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
         run_trunks(trunks[:1], job_folder)
 
@@ -111,9 +111,9 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
 @pytest.mark.parametrize("stop", [5, 17])
 def test_a_stopped_trunk_goes_on(tmp_path, stop):
     """The stop may save further checkpoints than those that decays branch off."""
-    (trunk, *_) = list_trunks(config_in(tmp_path), parts(shares=(0.25, 0.5, 1.0)))
+    (trunk, *_) = list_trunks(make_config_in(tmp_path), parts(shares=(0.25, 0.5, 1.0)))
     out, runs = tmp_path / "out", tmp_path / "runs"
-    rate_is(out, 2e-3)
+    write_best_rate(out, 2e-3)
     steps = itertools.count(1)
     with pytest.raises(KeyboardInterrupt):
         run_trunks([trunk], JobFolder(out, runs, lambda: next(steps) >= stop))
@@ -127,7 +127,7 @@ def test_a_stopped_trunk_goes_on(tmp_path, stop):
     assert [x["loss"] for x in lines] == [x["loss"] for x in read_job_lines(tmp_path / "full")]
 
 
-def rate_is(out, value, **more):
+def write_best_rate(out, value, **more):
     (out / "rates").mkdir(parents=True, exist_ok=True)
     line = {"model": FAMILY, "round": 3, "value": value, "loss": 1.0, **more}
     write_jsonl(out / "rates" / f"{FAMILY}.jsonl", [line])
@@ -138,7 +138,7 @@ class Made(list):
 
 
 @pytest.fixture
-def without_training(monkeypatch):
+def stub_training(monkeypatch):
     """Replaces the training of trunks by a stub; seed 1 fails. Returns names and rates of the trunks made."""
     made, full = Made(), []
     made.full = full
@@ -156,41 +156,41 @@ def without_training(monkeypatch):
     return made
 
 
-def test_what_another_process_has_begun_is_left_to_it(tmp_path, without_training):
-    trunks, out, runs = list_trunks(config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
+def test_what_another_process_has_begun_is_left_to_it(tmp_path, stub_training):
+    trunks, out, runs = list_trunks(make_config_in(tmp_path), parts()), tmp_path / "out", tmp_path / "runs"
     job_folder = JobFolder(out, runs, bool)
-    assert run_trunks(trunks, job_folder) == trunks and not without_training  # no rate is known yet
-    rate_is(out, 1e-3)
+    assert run_trunks(trunks, job_folder) == trunks and not stub_training  # no rate is known yet
+    write_best_rate(out, 1e-3)
     with try_lock(runs / f"{trunks[1].name}.lock") as free:
         assert free
         assert run_trunks(trunks, job_folder) == [trunks[1]]
-    assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3)]
+    assert [name for name, _ in stub_training] == [trunks[i].name for i in (0, 2, 3)]
     assert run_trunks(trunks, job_folder) == []
-    assert [name for name, _ in without_training] == [trunks[i].name for i in (0, 2, 3, 1)]
-    assert {rate for _, rate in without_training} == {1e-3}  # the ablation has its model's
+    assert [name for name, _ in stub_training] == [trunks[i].name for i in (0, 2, 3, 1)]
+    assert {rate for _, rate in stub_training} == {1e-3}  # the ablation has its model's
     failed = [line for line in read_job_lines(out) if line["seed"] == 1]
     assert [(line["run"], line["failed"]) for line in failed] == [(name, "loss nan") for name in MODELS]
 
 
-def test_a_full_disk_is_no_failed_run(tmp_path, without_training):
+def test_a_full_disk_is_no_failed_run(tmp_path, stub_training):
     """The folder stays, and the run goes on when there is room."""
-    trunks, out, runs = list_trunks(config_in(tmp_path), parts())[:1], tmp_path / "out", tmp_path / "runs"
+    trunks, out, runs = list_trunks(make_config_in(tmp_path), parts())[:1], tmp_path / "out", tmp_path / "runs"
     job_folder = JobFolder(out, runs, bool)
-    rate_is(out, 1e-3)
-    without_training.full.append(True)
+    write_best_rate(out, 1e-3)
+    stub_training.full.append(True)
     with pytest.raises(RunError, match="the disk is full"):
         run_trunks(trunks, job_folder)
     (folder,) = runs.glob(f"{trunks[0].name}_*/")
     assert not read_job_lines(out)
-    without_training.full.clear()
+    stub_training.full.clear()
     shutil.rmtree(folder)  # the stand-in makes it anew
     assert run_trunks(trunks, job_folder) == [] and len(read_job_lines(out)) == 1
 
 
-def test_without_a_finite_rate_there_is_no_run(tmp_path, without_training):
-    trunks, out = list_trunks(config_in(tmp_path), parts()), tmp_path / "out"
-    rate_is(out, 1e-3, failed="loss nan")
-    assert run_trunks(trunks, JobFolder(out, tmp_path / "runs", bool)) == [] and not without_training
+def test_without_a_finite_rate_there_is_no_run(tmp_path, stub_training):
+    trunks, out = list_trunks(make_config_in(tmp_path), parts()), tmp_path / "out"
+    write_best_rate(out, 1e-3, failed="loss nan")
+    assert run_trunks(trunks, JobFolder(out, tmp_path / "runs", bool)) == [] and not stub_training
     lines = read_job_lines(out)
     assert len(lines) == 4 and all(x["failed"] == "no learning rate stays finite: loss nan" for x in lines)
 
@@ -208,7 +208,7 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
         ]
 
     monkeypatch.setattr(run, "tune", tune)
-    config, out = config_in(tmp_path), tmp_path / "out"
+    config, out = make_config_in(tmp_path), tmp_path / "out"
     job_folder = JobFolder(out, tmp_path / "runs", bool)
     tune_models = lambda names, steps: make_jobs(
         lambda: [rate_job(config, name, {}, steps, DATA) for name in names], job_folder
@@ -229,7 +229,7 @@ def test_each_model_is_tuned_once(tmp_path, monkeypatch):
 
 
 def test_schedules_of_several_budgets(tmp_path):
-    (trunk, *_) = list_trunks(config_in(tmp_path), [Part("x", {FAMILY: {}}, {}, (0,), 400, (0.25, 0.5, 1.0))])
+    (trunk, *_) = list_trunks(make_config_in(tmp_path), [Part("x", {FAMILY: {}}, {}, (0,), 400, (0.25, 0.5, 1.0))])
     runs = schedules(trunk, 1e-3, tmp_path)
     assert [*runs] == ["stable", "0.25", "0.5", "1"]
     assert runs["stable"]["train.steps"] == 320 and runs["stable"]["train.checkpoint_every"] == 80
@@ -262,35 +262,35 @@ def test_the_texts_of_the_study_have_an_identity(tmp_path):
         hash_of_files(tmp_path / "a", (".jsonl",))
 
 
-def test_each_run_is_made_after_the_rate_of_its_model(tmp_path, without_training, monkeypatch):
+def test_each_run_is_made_after_the_rate_of_its_model(tmp_path, stub_training, monkeypatch):
     """Parts in their order: the full protocol, with the files merged at the end."""
 
     def tune(config, models, key, budget, workdir, should_stop):
         (model,) = models
-        without_training.append(("rate", model))
+        stub_training.append(("rate", model))
         return [{"model": model, "round": 3, "key": key, "value": 1e-3, "loss": 1.0}]
 
     monkeypatch.setattr(run, "tune", tune)
-    config, out, models = config_in(tmp_path), tmp_path / "out", {"a": {}, "b": {}}
+    config, out, models = make_config_in(tmp_path), tmp_path / "out", {"a": {}, "b": {}}
     two = [Part("first", {"b/x": {}}, {}, (0, 2), 50), Part("second", {"a": {}, "b": {}}, {}, (0,), 50)]
-    of = lambda parts: make_jobs(lambda: list_jobs(config, parts, models, 50, DATA, out), job_folder)
+    make_all = lambda parts: make_jobs(lambda: list_jobs(config, parts, models, 50, DATA, out), job_folder)
     job_folder = JobFolder(out, tmp_path / "runs", bool)
     wrong = two[0]._replace(changes={"model.family": "nonsense"})
     with pytest.raises(InputError, match="nonsense"):
-        of([*two, wrong])
-    assert not without_training
-    assert of(two) == []
-    made = [name for name, _ in without_training if name != "rate"]
+        make_all([*two, wrong])
+    assert not stub_training
+    assert make_all(two) == []
+    made = [name for name, _ in stub_training if name != "rate"]
     assert made == ["first_b_x_seed_0", "first_b_x_seed_2", "second_a_seed_0", "second_b_seed_0"]
-    assert [x for x in without_training if x[0] == "rate"] == [("rate", "b"), ("rate", "a")]
+    assert [x for x in stub_training if x[0] == "rate"] == [("rate", "b"), ("rate", "a")]
     lines, searched = read_job_lines(out), read_job_lines(out, RATES)
     finish([], job_folder)
     assert {path.name for path in out.iterdir()} == {"runs.jsonl", "rates.jsonl"}
     assert read_job_lines(out) == lines == read_jsonl(out / "runs.jsonl") and read_job_lines(out, RATES) == searched
-    before = [*without_training]
-    assert of(two) == [] and without_training == before  # merged jobs are not made again
-    of([*two, two[0]._replace(seeds=(0, 2, 3))])
-    assert [name for name, _ in without_training[len(before) :]] == ["first_b_x_seed_3"]
+    before = [*stub_training]
+    assert make_all(two) == [] and stub_training == before  # merged jobs are not made again
+    make_all([*two, two[0]._replace(seeds=(0, 2, 3))])
+    assert [name for name, _ in stub_training[len(before) :]] == ["first_b_x_seed_3"]
     assert len(read_job_lines(out)) == len(lines) + 1
     with pytest.raises(InputError, match="second_a_seed_0 in .*runs.jsonl is of another config"):
         make_jobs(lambda: list_jobs(changed(config, {"train.clip": 7.0}), two, models, 50, DATA, out), job_folder)

@@ -83,17 +83,17 @@ def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
 
 
 def test_what_a_peer_says_is_reported(script, trunks, tmp_path):
-    of = lambda seed: script.train_and_score(
+    train_seed = lambda seed: script.train_and_score(
         script.PeerRun("uniform", trunks[seed], 2e-3), sys.executable, tmp_path / str(seed)
     )
-    assert of(1) == [
+    assert train_seed(1) == [
         {"part": "peers", "peer": "uniform", "beside": "linear_transformer", "run": "uniform at 0.002"}
         | {"seed": 1, "rate": 2e-3, "failed": "the loss of step 3 is nan"}
     ]
     with pytest.raises(RunError, match="uniform: ValueError: it has 5 parameters"):
-        of(2)
+        train_seed(2)
     with pytest.raises(RunError, match="uniform: its process ended with code 0"):
-        of(3)
+        train_seed(3)
 
 
 def test_each_peer_has_three_rates(script, trunks, tmp_path):
@@ -142,14 +142,14 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
 
 
 def test_lines_of_a_peer_stand_when_ours_starts_otherwise(script, trunks, tmp_path):
-    of = lambda key, value: trunks[0]._replace(config=changed(trunks[0].config, {key: value}))
+    with_key = lambda key, value: trunks[0]._replace(config=changed(trunks[0].config, {key: value}))
     hash_of = lambda trunk, rate=2e-3, data="texts": (
         script.PeerRun("uniform", trunk, rate).job(data, tmp_path).study_hash
     )
     assert (
-        hash_of(of("model.residual_init", "as_init"))
-        == hash_of(of("model.residual_init", "depth"))
+        hash_of(with_key("model.residual_init", "as_init"))
+        == hash_of(with_key("model.residual_init", "depth"))
         == hash_of(trunks[0])
     )
-    others = hash_of(of("model.mlp_dim", 99)), hash_of(trunks[0], 1e-3), hash_of(trunks[0], data="others")
+    others = hash_of(with_key("model.mlp_dim", 99)), hash_of(trunks[0], 1e-3), hash_of(trunks[0], data="others")
     assert hash_of(trunks[0]) not in others

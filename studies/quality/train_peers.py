@@ -97,11 +97,11 @@ def list_runs(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[
     ours_of_peer = {peer: ours[PEERS[peer]] for peer in peers}
     if missing := [trunk.tuned_as for trunk in ours_of_peer.values() if trunk.tuned_as not in tuned]:
         raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run python -m studies.quality --runs=…")
-    of_ours = lambda trunk: tuned[trunk.tuned_as]["value"]
+    our_rate = lambda trunk: tuned[trunk.tuned_as]["value"]
     runs = [
-        PeerRun(peer, trunk, rate) for peer, trunk in ours_of_peer.items() for rate in peer_rates(peer, of_ours(trunk))
+        PeerRun(peer, trunk, rate) for peer, trunk in ours_of_peer.items() for rate in peer_rates(peer, our_rate(trunk))
     ]
-    return sorted(runs, key=lambda run: run.rate != of_ours(run.ours))
+    return sorted(runs, key=lambda run: run.rate != our_rate(run.ours))
 
 
 def ask_worker(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:

@@ -150,7 +150,7 @@ def batches(file: pathlib.Path) -> Iterator[Batch]:
     yield from ((torch.from_numpy(inputs).long(), torch.from_numpy(targets).long()) for inputs, targets in pairs)
 
 
-def loss_of(model: nn.Module, batch: Batch, reduction: str) -> torch.Tensor:
+def batch_loss(model: nn.Module, batch: Batch, reduction: str) -> torch.Tensor:
     """Returns the loss of a batch in nats: per target ("mean"), or of all targets ("sum")."""
     inputs, targets = (x.to(_DEVICE) for x in batch)
     return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction=reduction)
@@ -170,7 +170,7 @@ def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> Non
     ]
     optimizer = torch.optim.AdamW(decayed, betas=(question["b1"], question["b2"]), eps=question["eps"])
     for step, (rate, batch) in enumerate(zip(question["rates"], batches(file), strict=True)):
-        loss = loss_of(model, batch, "mean")
+        loss = batch_loss(model, batch, "mean")
         if not torch.isfinite(loss):
             raise FloatingPointError(f"the loss of step {step} is {loss.item()}")
         if step % _EVERY == 0:
@@ -204,7 +204,7 @@ def answer(folder: pathlib.Path) -> dict[str, Any]:
     for split in question["splits"]:
         with torch.inference_mode():
             sums = [
-                (loss_of(model, batch, "sum").item(), int((batch[1] >= 0).sum()))
+                (batch_loss(model, batch, "sum").item(), int((batch[1] >= 0).sum()))
                 for batch in batches(folder / f"{split}.npz")
             ]
         if not np.isfinite([nll for nll, _ in sums]).all():

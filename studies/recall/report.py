@@ -9,7 +9,7 @@ from flash_lm.runs.jsonl import Line
 from studies.protocol.rates import lines_at_best_rate
 
 
-def loss_of(line: Line) -> float:
+def selection_loss(line: Line) -> float:
     """Returns the score that chooses a rate: the negative validation accuracy; a failed run is the worst."""
     return -line.get("validation_accuracy", -1.0)
 
@@ -23,7 +23,7 @@ def summarize(runs: list[Line], times: list[Line]) -> list[Line]:
     summaries = []
     # A line per model and width, at its best rate.
     for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
-        chosen_lines = lines_at_best_rate(runs, {"model": model, "width": width}, loss_of)
+        chosen_lines = lines_at_best_rate(runs, {"model": model, "width": width}, selection_loss)
         finite, rate = [line for line in chosen_lines if "failed" not in line], chosen_lines[0]["rate"]
         failed = len(chosen_lines) - len(finite)
         if not finite:

@@ -20,7 +20,7 @@ from flash_lm.runs.provenance import provenance
 from flash_lm.sweeps.grid import changed, train_whole
 from studies.protocol.jobs import Job, ShouldStop, read_job_lines
 from studies.protocol.rates import rate_and_seed_jobs
-from studies.recall.report import loss_of
+from studies.recall.report import selection_loss
 
 _TOKENS, _ROWS = 8, 16  # tokens per turn of decoding, and sequences of the batch
 _FACTOR = 3.0  # from the best rate to the next one beyond it
@@ -102,7 +102,9 @@ def list_jobs(
         further: most further rates of each model, see `rates_to_try`.
         out: folder of the lines.
     """
-    return rate_and_seed_jobs(models, rates, more_seeds, further, read_job_lines(out), loss_of, run_model, _FACTOR)
+    return rate_and_seed_jobs(
+        models, rates, more_seeds, further, read_job_lines(out), selection_loss, run_model, _FACTOR
+    )
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:

@@ -11,7 +11,7 @@ from flash_lm.models.facts import facts
 from flash_lm.sweeps.grid import changed
 from studies.protocol.jobs import JobFolder, make_jobs, read_job_lines
 from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
-from studies.recall.report import loss_of, plot_recall, recall_table, summarize
+from studies.recall.report import plot_recall, recall_table, selection_loss, summarize
 from studies.recall.run import list_jobs, list_models, time_decoding
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -68,7 +68,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     assert study(models, bool) == []
     lines = read_job_lines(out)
     assert all(line in lines for line in before)
-    rate = min((line for line in lines if line["seed"] == 0), key=loss_of)["rate"]
+    rate = min((line for line in lines if line["seed"] == 0), key=selection_loss)["rate"]
     assert {(line["rate"], line["seed"]) for line in lines} == {(1e-3, 0), (1e-2, 0), (rate, 1)}
     assert not [path for path in runs.iterdir() if path.is_dir()]  # a line has all that is reported
     for line in lines:

@@ -21,7 +21,7 @@ from studies.protocol.jobs import JobFolder, finish, make_jobs, read_job_lines
 from studies.protocol.rates import rate_and_seed_jobs
 from studies.protocol.ratios import SEEDS
 from studies.protocol.verdict import verdict_table
-from studies.seq2seq.report import loss_of, plot_seq2seq, seq2seq_table, summarize
+from studies.seq2seq.report import plot_seq2seq, selection_loss, seq2seq_table, summarize
 from studies.seq2seq.run import list_models, run_model
 
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with stop_on_signal() as should_stop:
         jobs_now = lambda: rate_and_seed_jobs(
-            models, module.RATES, module.MORE_SEEDS, 0, read_job_lines(out), loss_of, run_model
+            models, module.RATES, module.MORE_SEEDS, 0, read_job_lines(out), selection_loss, run_model
         )
         job_folder = JobFolder(out, arguments.runs, should_stop)
         if not finish(make_jobs(jobs_now, job_folder), job_folder):

@@ -25,7 +25,7 @@ _MODELS: Columns = {
 }
 
 
-def loss_of(line: Line) -> float:
+def selection_loss(line: Line) -> float:
     """Returns the validation loss of a run; a failed run is the worst."""
     return line.get("validation_loss", float("inf"))
 
@@ -34,7 +34,7 @@ def summarize(runs: Sequence[Line]) -> list[Line]:
     """Returns a line per model, at its best rate: medians over the seeds, and the lowest and highest perplexity."""
     summaries = []
     for model in dict.fromkeys(line["model"] for line in runs):
-        chosen_lines = lines_at_best_rate(runs, {"model": model}, loss_of)
+        chosen_lines = lines_at_best_rate(runs, {"model": model}, selection_loss)
         good = [line for line in chosen_lines if "failed" not in line]
         line = {
             "model": model,
@@ -91,7 +91,7 @@ class Comparison:
 
     def judge(self, runs: Sequence[Line]) -> Verdict:
         """Judges the seeds that both models have at their best rates; the verdict's numbers are `gains` by seed."""
-        ours, theirs = (_by_seed(runs, name) for name in (self.first, self.second))
+        ours, theirs = (_runs_by_seed(runs, name) for name in (self.first, self.second))
         gain_by_seed = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
         gains = {seed: gain for seed, gain in gain_by_seed.items() if not isinstance(gain, str)}
         reasons = [gain for gain in gain_by_seed.values() if isinstance(gain, str)]
@@ -119,8 +119,8 @@ class Comparison:
         return self.relation == "better"
 
 
-def _by_seed(runs: Sequence[Line], model: str) -> dict[int, Line]:
-    return {line["seed"]: line for line in lines_at_best_rate(runs, {"model": model}, loss_of)}
+def _runs_by_seed(runs: Sequence[Line], model: str) -> dict[int, Line]:
+    return {line["seed"]: line for line in lines_at_best_rate(runs, {"model": model}, selection_loss)}
 
 
 def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:

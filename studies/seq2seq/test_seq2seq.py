@@ -20,7 +20,7 @@ from studies.protocol.rates import rate_and_seed_jobs
 from studies.seq2seq import __main__ as seq2seq_program
 from studies.seq2seq import data
 from studies.seq2seq.configs import copy, couplets
-from studies.seq2seq.report import Comparison, loss_of, summarize
+from studies.seq2seq.report import Comparison, selection_loss, summarize
 from studies.seq2seq.run import list_models, run_model
 
 STUDIES = ("studies/seq2seq/configs/couplets.py", "studies/seq2seq/configs/copy.py")
@@ -121,7 +121,7 @@ def test_recorded_runs_are_of_the_config_that_their_command_names(study, name, c
     """So the command continues with the lines, and neither refuses them nor makes others."""
     out = ROOT / "studies" / "seq2seq" / "results" / name
     lines, models = read_job_lines(out), list_models(changed(study.get_config(), changes), study.MODELS)
-    jobs = rate_and_seed_jobs(models, study.RATES, study.MORE_SEEDS, 0, lines, loss_of, run_model)
+    jobs = rate_and_seed_jobs(models, study.RATES, study.MORE_SEEDS, 0, lines, selection_loss, run_model)
     job_folder = JobFolder(out, pathlib.Path(), bool)
     assert len([line for job in jobs for line in job_folder.lines(job)]) == len(lines) == len(jobs) > 20
 

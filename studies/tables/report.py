@@ -64,10 +64,10 @@ def plot_quality_against_step_time(lines: list[Line], metric: str, path: pathlib
 def prominent(lines: list[Line], metric: str, most: int = 12) -> set[str]:
     """Returns runs to label in a plot: those that no run beats in quality and time, then the best, up to `most`."""
 
-    def beaten(line: Line) -> bool:
+    def is_beaten(line: Line) -> bool:
         return any(x["microbatch_ms"] < line["microbatch_ms"] and x[metric] < line[metric] for x in lines)
 
-    return {line["run"] for line in sorted(lines, key=lambda line: (beaten(line), line[metric]))[:most]}
+    return {line["run"] for line in sorted(lines, key=lambda line: (is_beaten(line), line[metric]))[:most]}
 
 
 # Offsets of a label from its data point, in points of length. Level ones come first: they are the clearest.

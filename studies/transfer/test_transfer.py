@@ -177,7 +177,7 @@ def test_the_full_study_of_a_small_model(tmp_path):
     assert {line["verdict"] for line in read_jsonl(out / "verdicts.jsonl")} == {NOT_RUN}
 
 
-def scored(family, seed, accuracy, arm="frozen", share=0.1):
+def score_line(family, seed, accuracy, arm="frozen", share=0.1):
     return {"family": family, "arm": arm, "share": share, "seed": seed, "rate": 1e-3, "accuracy": accuracy} | {
         "accuracy_low": accuracy - 0.01,
         "majority": 0.5,
@@ -187,11 +187,11 @@ def scored(family, seed, accuracy, arm="frozen", share=0.1):
     }
 
 
-def judged(points, lines=(), over=None, base=0.8):
+def judge(points, lines=(), over=None, base=0.8):
     """Returns the verdict on flash if it has these points more than attention, by seed."""
     rule = NoWorse("frozen", "flash", "attention", 2.0, over=over)
-    scores = [scored("attention", seed, base) for seed in range(len(points))]
-    scores += [scored("flash", seed, base + x / 100) for seed, x in enumerate(points)]
+    scores = [score_line("attention", seed, base) for seed in range(len(points))]
+    scores += [score_line("flash", seed, base + x / 100) for seed, x in enumerate(points)]
     return rule.verdict_line([*scores, *lines], [], 0.1)
 
 
@@ -209,23 +209,23 @@ def judged(points, lines=(), over=None, base=0.8):
     ],
 )
 def test_a_verdict_needs_three_seeds_that_agree(points, verdict):
-    others = [scored("flash", seed, 0.1, share=1.0) for seed in range(3)]
-    others += [scored("flash", seed, 0.1, arm="from scratch") for seed in range(3)]
-    verdict_line = judged(points, others)
+    others = [score_line("flash", seed, 0.1, share=1.0) for seed in range(3)]
+    others += [score_line("flash", seed, 0.1, arm="from scratch") for seed in range(3)]
+    verdict_line = judge(points, others)
     assert verdict_line["verdict"] == verdict and verdict_line["figure"].startswith(
         ", ".join(f"{x:+.1f}" for x in points)
     )
     if points:
         assert re.fullmatch(r".* \(± 1\.[5-7]\)", verdict_line["figure"])
         failed = {"family": "flash", "arm": "frozen", "share": 0.1, "seed": 9, "rate": 1e-3, "failed": "loss nan"}
-        assert judged(points, [*others, failed, scored("attention", 9, 0.8)])["verdict"] == UNDECIDED
+        assert judge(points, [*others, failed, score_line("attention", 9, 0.8)])["verdict"] == UNDECIDED
 
 
 def test_the_error_is_that_of_texts_drawn_again():
     """The 95 % interval of a difference of gains, against accuracies that are drawn."""
     shares = {"flash": (0.8, 0.7), "attention": (0.85, 0.6)}
     lines = [
-        scored(family, seed, x, arm)
+        score_line(family, seed, x, arm)
         for family, accuracies in shares.items()
         for arm, x in zip(("frozen", "from scratch"), accuracies, strict=True)
         for seed in range(3)
@@ -240,21 +240,21 @@ def test_the_error_is_that_of_texts_drawn_again():
 
 def test_gains_are_compared_if_there_are_any():
     scratch = lambda attention, flash: [
-        scored(family, seed, x, arm="from scratch")
+        score_line(family, seed, x, arm="from scratch")
         for family, x in (("attention", attention), ("flash", flash))
         for seed in range(3)
     ]
     equal = (0.0, 0.0, 0.0)
-    assert judged(equal, scratch(0.7, 0.7), "from scratch")["verdict"] == UNDECIDED  # ± 2.3: not within two points
-    assert judged(equal, scratch(0.7, 0.69), "from scratch")["verdict"] == HOLDS
-    assert judged(equal, scratch(0.7, 0.75), "from scratch")["verdict"] == FAILS
-    nothing = judged(equal, scratch(0.79, 0.78), "from scratch")
+    assert judge(equal, scratch(0.7, 0.7), "from scratch")["verdict"] == UNDECIDED  # ± 2.3: not within two points
+    assert judge(equal, scratch(0.7, 0.69), "from scratch")["verdict"] == HOLDS
+    assert judge(equal, scratch(0.7, 0.75), "from scratch")["verdict"] == FAILS
+    nothing = judge(equal, scratch(0.79, 0.78), "from scratch")
     assert nothing["verdict"] == UNDECIDED and "attention gains too little: +1.0, +1.0, +1.0" in nothing["figure"]
-    assert judged(equal, (), "from scratch")["verdict"] == NOT_RUN
+    assert judge(equal, (), "from scratch")["verdict"] == NOT_RUN
 
 
 def test_models_that_guess_decide_nothing():
-    verdict_line = judged((0.5, 0.5, 0.5), base=0.505)
+    verdict_line = judge((0.5, 0.5, 0.5), base=0.505)
     assert (
         verdict_line["verdict"] == UNDECIDED and "the most frequent label: flash, attention" in verdict_line["figure"]
     )
@@ -262,7 +262,7 @@ def test_models_that_guess_decide_nothing():
 
 def test_a_model_that_uses_no_context_decides_nothing():
     rule = NoWorse("frozen", "flash", "attention", 2.0, pretraining="plain", nats=5.5)
-    lines = [scored(family, seed, 0.8) for family in ("flash", "attention") for seed in range(3)]
+    lines = [score_line(family, seed, 0.8) for family in ("flash", "attention") for seed in range(3)]
     losses = lambda x, corpus="plain": [
         {"family": "attention", "pretraining": "plain", "loss": 4.0},
         {"family": "flash", "pretraining": corpus, "loss": x},
@@ -274,7 +274,7 @@ def test_a_model_that_uses_no_context_decides_nothing():
 
 
 def test_the_table_has_means_and_spreads():
-    lines = [scored("flash", seed, accuracy) for seed, accuracy in enumerate((0.6, 0.7, 0.8))]
+    lines = [score_line("flash", seed, accuracy) for seed, accuracy in enumerate((0.6, 0.7, 0.8))]
     failed = {"family": "flash", "arm": "frozen", "share": 1.0, "seed": 0, "rate": 1e-3, "failed": "loss nan"}
     first, second = summarize([*lines, failed])
     assert (first["accuracy"], first["lowest"], first["highest"]) == (pytest.approx(0.7), 0.6, 0.8)
