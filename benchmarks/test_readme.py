@@ -1,4 +1,4 @@
-"""The table of all results: each file is there, on its machine; tests/test_docs.py reads the commands."""
+"""The table of all results: each file exists, with its machine; tests/test_docs.py reads the commands."""
 
 import re
 
@@ -18,8 +18,8 @@ ROWS = [
 
 def test_each_result_has_a_row():
     linked = {str((HERE / link).relative_to(ROOT)) for row in ROWS for link in LINK.findall(row[1])}
-    found = {str(path.relative_to(ROOT)) for path in HERE.glob("*/results/**/*.jsonl")}
-    assert linked == found
+    files = {str(path.relative_to(ROOT)) for path in HERE.glob("*/results/**/*.jsonl")}
+    assert linked == files
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])

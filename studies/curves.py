@@ -1,4 +1,4 @@
-"""What the curves of a study of trunks say between their budgets, and at other times of a step."""
+"""Loss curves of a study of trunks, interpolated between its budgets and at other step times."""
 
 import math
 from collections.abc import Sequence
@@ -11,34 +11,34 @@ from studies.protocol.ratios import loss_at
 Curve = list[tuple[float, np.ndarray]]  # steps and the loss on the test split, of runs that were annealed
 
 
-def curves_of(lines: Sequence[Line], part: str, model: str) -> dict[int, Curve]:
-    """The curve of each seed of a model, in rows as long as those of its training.
+def seed_curves(lines: Sequence[Line], part: str, model: str) -> dict[int, Curve]:
+    """Returns the curve of each seed of a model, scored at the sequence length of its training.
 
     Args:
-        lines: of runs, see `trunk_job`.
-        part: of the study.
-        model: of that part.
+        lines: lines of runs, see `trunk_job`.
+        part: part of the study.
+        model: name of a model of that part.
     """
-    found: dict[int, Curve] = {}
+    curves: dict[int, Curve] = {}
     scored = [line for line in lines if (line["part"], line["run"], line.get("split")) == (part, model, "test")]
     for line in sorted(scored, key=lambda line: line["step"]):
         if line["length"] == line["trained_length"] and "slice" not in line:
-            found.setdefault(line["seed"], []).append((line["step"], np.array(line["loss"])))
-    return found
+            curves.setdefault(line["seed"], []).append((line["step"], np.array(line["loss"])))
+    return curves
 
 
 def perplexity_after(curve: Curve, steps: float) -> float:
-    """That of a run that would have been annealed after so many steps; raises NoFigureError beyond the curve."""
+    """Returns the perplexity of a run annealed after this number of steps; raises NoFigureError outside the curve."""
     return math.exp(loss_at(curve, steps))
 
 
 def ratio_at_equal_time(one: Curve, other: Curve, slower: float) -> float:
-    """The first one's perplexity over the other's, at the training time of the one that needs less.
+    """Returns the first model's perplexity over the other's, at the training time of the quicker one.
 
     Args:
-        one: a curve.
-        other: another one.
-        slower: the time of a step of the first over that of the other.
+        one: curve of the first model.
+        other: curve of the other model.
+        slower: step time of the first over step time of the other.
 
     Raises:
         NoFigureError: that time is not within both curves.

@@ -8,19 +8,19 @@ import sys
 from small import ROOT
 
 from flash_lm.runs.jsonl import read_jsonl
-from studies.__main__ import _links
+from studies.__main__ import _link_results
 from studies.controls import design
-from studies.protocol.jobs import made_lines
+from studies.protocol.jobs import read_job_lines
 
 
 def test_a_commit_finds_the_results_by_the_names_that_it_knows(tmp_path):
-    """And always: the links are there while another process makes them again."""
+    """The links always exist, also while another process makes them again."""
     for _ in range(2):
-        folder = _links(ROOT, tmp_path / "queue")
+        folder = _link_results(ROOT, tmp_path / "queue")
     controls, quality = design.folders(ROOT)
     assert (folder / "controls").resolve() == controls and (folder / "quality").resolve() == quality
     (file,) = (folder / "study" / "runs").glob("*.jsonl")  # as commits before 30 November 2026 read them
-    assert read_jsonl(file) == made_lines(quality)
+    assert read_jsonl(file) == read_job_lines(quality)
     assert not [path for path in folder.rglob("*") if path.name.endswith(str(os.getpid()))]
 
 

@@ -1,4 +1,4 @@
-"""What is found in README: against the lines, by other means, and with lines that say something else."""
+"""Findings in README: checked against the lines by other code, and with planted lines."""
 
 import json
 import math
@@ -13,8 +13,8 @@ from small import ROOT
 
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replace_block
-from studies.curves import curves_of, perplexity_after, ratio_at_equal_time
-from studies.findings import GPU, SUMMARY, VERDICTS, Results, figures, page, ratios_on_gpu
+from studies.curves import perplexity_after, ratio_at_equal_time, seed_curves
+from studies.findings import GPU, SUMMARY, VERDICTS, Results, figures, ratios_on_gpu, render_readme
 from studies.protocol.ratios import NoFigureError
 
 README = (ROOT / "README.md").read_text()
@@ -25,26 +25,26 @@ def read(path: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def planted(folder: pathlib.Path, verdict=lambda line: line, summary=lambda line: line) -> Results:
-    """Our results, where each line of two files of the study is changed by these functions."""
+def plant_results(folder: pathlib.Path, verdict=lambda line: line, summary=lambda line: line) -> Results:
+    """Copies our results; each line of two files of the study is changed by these functions."""
     shutil.copytree(ROOT / "studies", folder / "studies", ignore=shutil.ignore_patterns("*.py", "*.png"))
     (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
-    for path, change in ((VERDICTS, lambda line: verdict(with_ends(line))), (SUMMARY, summary)):
+    for path, change in ((VERDICTS, lambda line: verdict(add_interval(line))), (SUMMARY, summary)):
         (folder / path).write_text("".join(json.dumps(change(line)) + "\n" for line in read(ROOT / path)))
     return Results(folder)
 
 
-def with_ends(line: dict) -> dict:
-    """A verdict with the ends that these tests ask for."""
+def add_interval(line: dict) -> dict:
+    """Adds the interval that these tests ask for to a verdict."""
     return line | ({"low": 0.123, "high": 4.567} if line.get("ratios") else {})
 
 
-def about(line: dict, number: int, first: str) -> bool:
+def is_about(line: dict, number: int, first: str) -> bool:
     return line["number"] == number and line["hypothesis"].startswith(f"rows_of_512: {first} at most")
 
 
 def test_readme_has_what_the_command_writes():
-    assert page(README, Results(ROOT)) == README, "run python -m studies report"
+    assert render_readme(README, Results(ROOT)) == README, "run python -m studies report"
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_readme_has_what_the_command_writes():
     ],
 )
 def test_another_verdict_gives_another_phrase(tmp_path, number, first, figure, verdict, words):
-    new = with_ends({"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}})
-    results = planted(tmp_path, lambda line: line | (new if about(line, number, first) else {}))
-    found = figures(results)
+    new = add_interval({"verdict": verdict, "ratios": {"0": 2.0, "1": 8.0}})
+    results = plant_results(tmp_path, lambda line: line | (new if is_about(line, number, first) else {}))
+    figures_now = figures(results)
     said = f"[4.000 times]({VERDICTS}) the perplexity of {NAMES[figure]} (95 %: 0.123 to 4.567): {words}"
-    assert found[figure] == said and said in page(README, results)
+    assert figures_now[figure] == said and said in render_readme(README, results)
 
 
 NAMES = {
@@ -83,14 +83,14 @@ def test_what_has_no_ratio_says_why(tmp_path, verdict, words):
     def change(line: dict) -> dict:
         return {key: line[key] for key in ("number", "hypothesis")} | {"verdict": verdict, "figure": "not timed"}
 
-    is_it = lambda line: about(line, 2, "flash_scores")
-    results = planted(tmp_path, lambda line: change(line) if is_it(line) else line)
+    is_it = lambda line: is_about(line, 2, "flash_scores")
+    results = plant_results(tmp_path, lambda line: change(line) if is_it(line) else line)
     assert figures(results)["flash_time"] == words
 
 
 def test_a_verdict_without_an_interval_is_no_sentence(tmp_path):
     without = lambda line: {key: value for key, value in line.items() if key not in ("low", "high")}
-    results = planted(tmp_path, without)
+    results = plant_results(tmp_path, without)
     with pytest.raises(
         InputError, match=r"quality/results/verdicts.jsonl: 'rows_of_512: flash_scores at most .* lacks ratios, low"
     ):
@@ -102,11 +102,11 @@ def test_what_stays_as_good_and_what_does_not(tmp_path):
     new |= {("transformer_plus_plus", 512): 74.5, ("transformer_plus_plus", 2048): 75.9, ("flash_quad", 2048): 61.3}
 
     def change(line: dict) -> dict:
-        whole = line["part"] == "rows_of_512" and line["share"] == 1 and "slice" not in line
-        return line | ({"perplexity": new.get((line["run"], line["length"]), 1.0)} if whole else {})
+        is_full = line["part"] == "rows_of_512" and line["share"] == 1 and "slice" not in line
+        return line | ({"perplexity": new.get((line["run"], line["length"]), 1.0)} if is_full else {})
 
-    found = figures(planted(tmp_path, summary=change))
-    moves = {key: re.sub(r"\]\([^)]*\)", "]", str(value)) for key, value in found.items() if "moves" in key}
+    figures_now = figures(plant_results(tmp_path, summary=change))
+    moves = {key: re.sub(r"\]\([^)]*\)", "]", str(value)) for key, value in figures_now.items() if "moves" in key}
     assert moves == {
         "flash_moves": "goes from [70.0] to [80.0]",
         "softmax_moves": "stays as good, [75.9] after [74.5]",
@@ -117,30 +117,30 @@ def test_what_stays_as_good_and_what_does_not(tmp_path):
 def test_each_figure_stands_in_a_sentence(tmp_path):
     texts = [(ROOT / "studies" / f"{name}.md").read_text() for name in ("caption", "findings")]
     asked = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
-    assert asked == figures(planted(tmp_path)).keys()
+    assert asked == figures(plant_results(tmp_path)).keys()
 
 
 def scores(run: str, seed: int) -> tuple[list[int], list[float]]:
     """Steps and losses of each budget, straight from the file."""
     lines = read(ROOT / "studies" / "quality" / "results" / "runs.jsonl")
     lines = [x for x in lines if (x["part"], x["run"], x["seed"]) == ("rows_of_512", run, seed)]
-    own = [x for x in lines if (x["split"], x["length"], x.get("slice")) == ("test", 512, None)]
-    return [x["step"] for x in own], [x["loss"] for x in own]
+    full_scores = [x for x in lines if (x["split"], x["length"], x.get("slice")) == ("test", 512, None)]
+    return [x["step"] for x in full_scores], [x["loss"] for x in full_scores]
 
 
 def parabola(steps, losses, at: float) -> float:
-    """By a least-squares fit, which passes through three points."""
+    """Evaluates a least-squares fit, which passes through three points."""
     return float(np.polyval(np.polyfit(np.log(steps), losses, 2), math.log(at)))
 
 
 def test_perplexities_between_budgets_are_those_of_a_fit():
-    curves = curves_of(Results(ROOT).runs(), "rows_of_512", "linear_transformer")
+    curves = seed_curves(Results(ROOT).runs(), "rows_of_512", "linear_transformer")
     assert sorted(curves) == [0, 1, 2]
     fitted = {seed: math.exp(parabola(*scores("linear_transformer", seed), 1220)) for seed in curves}
     assert {seed: perplexity_after(curve, 1220) for seed, curve in curves.items()} == pytest.approx(fitted)
     *some, last = (f"{x:.1f}" for x in fitted.values())
-    said = f"{', '.join(some)} and {last} by seed"
-    assert said in README and said in STUDY
+    sentence = f"{', '.join(some)} and {last} by seed"
+    assert sentence in README and sentence in STUDY
 
 
 def test_the_ratio_on_a_gpu_is_that_of_a_fit():
@@ -168,7 +168,7 @@ def test_equal_time_on_planted_curves():
         ratio_at_equal_time(of(0.0), of(0.0), 5.0)
 
 
-def test_curves_are_of_one_model_and_its_own_length():
+def test_curves_are_of_one_model_and_its_length():
     line = {
         "part": "rows",
         "run": "a",
@@ -182,7 +182,7 @@ def test_curves_are_of_one_model_and_its_own_length():
     others = [{"length": 16}, {"split": "validation"}, {"slice": "rest"}, {"run": "b"}, {"part": "long"}]
     failed = {"part": "rows", "run": "a", "seed": 2, "failed": "loss nan"}
     lines = [line | {"step": 4, "loss": 2}, failed, line, *(line | other for other in others)]
-    assert curves_of(lines, "rows", "a") == {1: [(2, 3), (4, 2)]}
+    assert seed_curves(lines, "rows", "a") == {1: [(2, 3), (4, 2)]}
 
 
 MARKED = "a\n<!-- x: written by y -->\nold\n<!-- end of x -->\nb\n"

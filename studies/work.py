@@ -1,4 +1,4 @@
-"""The part of `python -m studies next` that runs in the study's own checkout."""
+"""Worker process of `python -m studies next`; it runs in the study's checkout."""
 
 import argparse
 import json
@@ -11,26 +11,26 @@ from studies.protocol.cores import one_core
 
 
 def main(argv: list[str]) -> None:
-    """Makes jobs on one core until the time is up, or writes the first losses of their configs."""
+    """Makes jobs on one core until the time is over, or writes the first losses of their configs."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     for name in ("results", "queue", "data"):
         parser.add_argument(f"--{name}", required=True, type=local_path)
     parser.add_argument("--hours", type=float, help="of work")
     parser.add_argument("--commit", help="the study's first commit, which lines name")
-    parser.add_argument("--losses", type=local_path, help="file for the first losses, in place of work")
+    parser.add_argument("--losses", type=local_path, help="write the first losses to this file and make no job")
     arguments = parser.parse_args(argv)
     end = time.monotonic() + 3600 * (arguments.hours or 0)
     with one_core(arguments.queue):
-        # Only now: when they are imported, libraries start a thread for each core that they may use.
+        # Imported only now: JAX starts a thread for each core that the process may use.
         from flash_lm.training.interrupt import stop_on_signal  # noqa: PLC0415
         from studies.controls import data, design  # noqa: PLC0415
         from studies.protocol.first_losses import first_losses  # noqa: PLC0415
-        from studies.protocol.jobs import Place, make_jobs  # noqa: PLC0415
-        from studies.protocol.queue import queued, read_hashes  # noqa: PLC0415
+        from studies.protocol.jobs import JobFolder, make_jobs  # noqa: PLC0415
+        from studies.protocol.queue import read_hashes, select_queued  # noqa: PLC0415
 
-        texts = data.prepared(arguments.data, arguments.queue / "data")
+        texts = data.prepare_texts(arguments.data, arguments.queue / "data")
         out, quality = arguments.results / design.NAME, arguments.results / "quality"
-        jobs_now = lambda: queued(design.jobs_now(texts, design.lines_of(out, quality)))
+        jobs_now = lambda: select_queued(design.jobs_now(texts, design.read_counted_lines(out, quality)))
         with stop_on_signal() as stopped:
             if arguments.losses:
                 arguments.losses.write_text(
@@ -38,9 +38,9 @@ def main(argv: list[str]) -> None:
                 )
                 return
             should_stop = lambda: stopped() or time.monotonic() > end
-            place = Place(out, arguments.queue, should_stop, read_hashes())
+            job_folder = JobFolder(out, arguments.queue, should_stop, read_hashes())
             try:
-                make_jobs(jobs_now, place, {"study_commit": arguments.commit})
+                make_jobs(jobs_now, job_folder, {"study_commit": arguments.commit})
                 print("nothing is left that can be made now: see python -m studies status")
             except Stopped:
                 if stopped():

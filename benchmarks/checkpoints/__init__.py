@@ -1,1 +1,1 @@
-"""What saving costs, and whether a run survives being killed."""
+"""Benchmarks of checkpoints: the cost of saving, and runs that are killed."""

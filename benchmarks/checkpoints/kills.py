@@ -2,8 +2,8 @@
 
     python -m benchmarks.checkpoints.kills --kills=20 --families="flash aft_local" --out=benchmarks/checkpoints/results
 
-After the last kill it goes on to its end. Losses, final parameters and the optimizer's state must be those of the run
-that was left alone, to the bit; dropout is on, so the order of data and randomness must be, too.
+After the last kill the run continues to its end. Losses, final parameters and the optimizer's state must equal those of
+the uninterrupted run, to the bit. Dropout is on, so the order of data and the randomness must be the same, too.
 """
 
 import argparse
@@ -37,7 +37,7 @@ LONGEST_SAVE = 0.1  # seconds, about
 
 
 class Run:
-    """A run of `flash_lm.train` in its own processes."""
+    """A run of `flash_lm.train` in separate processes."""
 
     def __init__(self, command: list[str], workdir: pathlib.Path):
         """`command`: the command without the folder."""
@@ -50,10 +50,10 @@ class Run:
             return subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=file)
 
     def finish(self) -> float:
-        """Runs it to its end; returns the seconds.
+        """Trains to the end; returns the seconds.
 
         Raises:
-            RunError: it ends with an error.
+            RunError: the process ended with an error.
         """
         start = time.perf_counter()
         self.check(self.start().wait())
@@ -65,13 +65,13 @@ class Run:
             raise RunError(f"{' '.join(self.command)} ended with code {code}: {self.errors.read_text()[-2000:]}")
 
     def kill(self, after: float, steps: int, *, in_a_save: bool) -> Line | None:
-        """Starts it and kills it after so many seconds or steps, the first of the two; None: it finished.
+        """Starts a process and kills it after `after` seconds or `steps` steps; returns a line; None: it finished.
 
-        They count from the process's start, or from its next save.
+        Both count from the start of the process or, with `in_a_save`, from its next save.
         """
         newest = max(checkpoint_read.checkpoint_steps(self.workdir), default=0)
         opened, start, process = self._metrics_file(), time.perf_counter(), self.start()
-        next_step, begin = None, None if in_a_save else (0.0, 0)  # seconds until it had done one; from which we count
+        next_step, begin = None, None if in_a_save else (0.0, 0)  # seconds until its first step; origin of the counts
         while process.poll() is None:
             now = time.perf_counter() - start
             done = 0 if self._metrics_file() == opened else self.last_step() - newest
@@ -87,50 +87,50 @@ class Run:
         return None
 
     def _metrics_file(self) -> int | None:
-        """The file's inode: a resumed run rewrites the file."""
+        """Returns the inode of metrics.jsonl: a resumed run rewrites the file."""
         path = self.workdir / "metrics.jsonl"
         return path.stat().st_ino if path.exists() else None
 
     def last_step(self) -> int:
-        """Of its metrics; a resumed run first cuts them at the newest checkpoint."""
+        """Returns the last step in its metrics; a resumed run first cuts them at the newest checkpoint."""
         return max((line["step"] for line in read_jsonl(self.workdir / "metrics.jsonl")), default=0)
 
     def training_seconds(self) -> float:
-        """Training seconds of the whole run, without the start, compilation, evaluation and saving."""
+        """Returns the training seconds of the run, without start, compilation, evaluation and saving."""
         return read_jsonl(self.workdir / "metrics.jsonl")[-1]["train_seconds"]
 
     def figures(self) -> list[Line]:
-        """The metric lines without the times."""
+        """Returns the metric lines without the times."""
         lines = read_jsonl(self.workdir / "metrics.jsonl")
         return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
     def state(self) -> list[np.ndarray]:
-        """The arrays of the newest checkpoint."""
+        """Returns the arrays of the newest checkpoint."""
         experiment = build_experiment(parse(RunFolder(self.workdir).config))
         return jax.device_get(jax.tree.leaves(checkpoint_read.restore(run_name(self.workdir), experiment.abstract)[0]))
 
 
 def survive(command: list[str], folder: pathlib.Path, kills: int, draw: random.Random) -> tuple[list[Line], bool]:
-    """One line per kill, and whether the killed run ended like the uninterrupted one."""
-    whole, killed = Run(command, folder / "whole"), Run(command, folder / "killed")
-    whole.finish()  # fills the caches of the corpus
-    timed = Run(command, folder / "timed")
-    # At most a tenth of the training per kill, or it would end too soon. Seconds alone cannot say it: a machine that is
-    # shared may be faster later.
-    latest = timed.finish() - 0.9 * timed.training_seconds()
-    most = max(1, timed.last_step() // (2 * kills))
+    """Kills a run; returns one line per kill, and whether it ended like the uninterrupted run."""
+    uninterrupted, killed_run = Run(command, folder / "uninterrupted"), Run(command, folder / "killed")
+    uninterrupted.finish()  # fills the caches of the corpus
+    timed_run = Run(command, folder / "timed")
+    # At most a tenth of the training per kill, or it would end too soon. A limit in seconds is not enough: a shared
+    # machine may be faster later.
+    latest = timed_run.finish() - 0.9 * timed_run.training_seconds()
+    most = max(1, timed_run.last_step() // (2 * kills))
     lines: list[Line] = []
     while len(lines) < kills:
         in_a_save = len(lines) % 2 == 1
         after, steps = (LONGEST_SAVE, most) if in_a_save else (latest, draw.randint(1, most))
-        line = killed.kill(draw.uniform(0, after), steps, in_a_save=in_a_save)
+        line = killed_run.kill(draw.uniform(0, after), steps, in_a_save=in_a_save)
         if line is None:
             raise RunError(f"the run ended after {len(lines)} kills: raise --config.train.steps")
         lines.append(line)
         print(f"kill {len(lines)} of {kills}: {line}", flush=True)
-    killed.finish()
-    same_state = all(np.array_equal(a, b) for a, b in zip(killed.state(), whole.state(), strict=True))
-    return lines, same_state and killed.figures() == whole.figures()
+    killed_run.finish()
+    same_state = all(np.array_equal(a, b) for a, b in zip(killed_run.state(), uninterrupted.state(), strict=True))
+    return lines, same_state and killed_run.figures() == uninterrupted.figures()
 
 
 def main(argv: list[str]) -> None:
@@ -142,24 +142,27 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="random seed of the moments of the kills")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
+    # Check the config before any run starts.
     settings = [f"--config.{word}" for word in (*SETTINGS, *SAVES)] + overrides
     load_config(arguments.config, settings)  # reports errors at once
     draw, about = random.Random(arguments.seed), provenance(jax.devices()[0].device_kind)
     file, failed = arguments.out / "kills.jsonl", []
     file.unlink(missing_ok=True)
-    for family in split_words(arguments.families):
+    # Kill a run of each family, and append its lines.
+    for family in words_of(arguments.families):
         command = [sys.executable, "-m", "flash_lm.train", f"--config={arguments.config}", *settings]
         command.append(f"--config.model.family={family}")
         with tempfile.TemporaryDirectory() as folder:
             lines, equal = survive(command, pathlib.Path(folder), arguments.kills, draw)
         append_jsonl(file, [{"family": family} | line | about for line in lines])
-        again = [line["next_step_s"] for line in lines if line["next_step_s"] is not None]
+        resume_seconds = [line["next_step_s"] for line in lines if line["next_step_s"] is not None]
+        # The summary of a family follows its kills.
         summary = {
             "family": family,
             "kills": len(lines),
             "while_saving": sum(line["saving"] for line in lines),
             "equal": equal,
-            "median_s_to_next_step": float(np.median(again)),
+            "median_s_to_next_step": float(np.median(resume_seconds)),
         }
         append_jsonl(file, [summary | about])
         print(summary, flush=True)

@@ -1,10 +1,10 @@
-"""How long a save interrupts training, and which share of the time that is at the config's interval.
+"""Measures how long a save interrupts training, in seconds and as a share of the config's interval.
 
     python -m benchmarks.checkpoints.saves --config=configs/flash_base.py --config.data.tokens_per_batch=4096 \
         --config.train.accumulate=1 --out=benchmarks/checkpoints/results/saves.jsonl
 
-`blocked_s` is the call of `save`: checksums and a copy of the state; `written_s` is all until the files are whole, of
-which threads do the rest while training goes on. Both are given as shares of the config's interval, too.
+`blocked_s` is the call of `save`: checksums and a copy of the state. `written_s` is the time until the files are
+complete; threads do the rest while training goes on. Both are also reported as shares of the config's interval.
 """
 
 import argparse
@@ -30,13 +30,14 @@ from flash_lm.training.sharding import check_batch, make_mesh
 
 
 def measure(setup: Setup, rounds: int, workdir: pathlib.Path) -> Line:
-    """Medians over rounds of a step and a save of its state; the first round is the warm-up."""
+    """Returns medians over rounds of a step and a save of its state; the first round is the warm-up."""
     data, every = setup.config.data, setup.config.train.checkpoint_every
     times = []
     with jax.set_mesh(setup.mesh), Checkpoints(workdir) as checkpoints:
         step, state = CompiledStep(setup), new_state(setup)
         shapes = batch_shapes(setup)
         batch = {name: jax.device_put(jax.numpy.zeros(x.shape, x.dtype), x.sharding) for name, x in shapes.items()}
+        # Time a step, the blocking call of save, and the time until the files are complete.
         for number in range(rounds + 1):
             start = time.perf_counter()
             state, _ = jax.block_until_ready(step(state, batch))
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> None:
         line = measure(setup, arguments.rounds, pathlib.Path(folder))
     append_jsonl(arguments.out, [line | provenance(jax.devices()[0].device_kind)])
     print(
-        f"{line['parameters'] / 1e6:.0f}M parameters: a save blocks for {line['blocked_s']:.2f} s, is whole after "
+        f"{line['parameters'] / 1e6:.0f}M parameters: a save blocks for {line['blocked_s']:.2f} s, is complete after "
         f"{line['written_s']:.1f} s; every {line['checkpoint_every']} steps of {line['step_s']:.2f} s that is "
         f"{line['blocked_share']:.4%} of the time"
     )

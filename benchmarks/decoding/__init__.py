@@ -1,1 +1,1 @@
-"""What a token costs when a model decodes."""
+"""Benchmarks of decoding: time and memory per token."""

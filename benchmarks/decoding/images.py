@@ -1,11 +1,11 @@
-"""Images per second, drawn pixel by pixel with random weights: linear attention against softmax attention.
+"""Measures images per second, drawn pixel by pixel with random weights: linear against softmax attention.
 
     python -m benchmarks.decoding.images --out=benchmarks/decoding/results/images [--config.model.num_layers=4 …]
 
-Softmax attention has a cache of keys and values, or computes the whole prefix again for each pixel, as in tables 1 and
-2 of "Transformers are RNNs" (Katharopoulos et al. 2020). An image takes a pixel's time for each of its pixels: that of
-the last ones, since neither a recurrent state nor a cache is the faster for being empty, or, with the prefix computed
-again, the mean of four places of the image. All ways take turns.
+Softmax attention has a cache of keys and values, or recomputes the full prefix for each pixel, as in tables 1 and 2 of
+"Transformers are RNNs" (Katharopoulos et al. 2020). The time of an image is the time per pixel times its pixels. It is
+measured at the last pixels, since an empty state or cache is not faster; with recomputation it is the mean of four
+positions. All methods take turns.
 """
 
 import argparse
@@ -30,60 +30,67 @@ from flash_lm.training.device import free_memory
 
 PIXELS = {"MNIST": 28 * 28, "CIFAR-10": 32 * 32 * 3}
 LINEAR, CACHED, RECOMPUTED = "linear, recurrent state", "softmax, cache", "softmax, recomputed"
-PLACES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)  # positions in the image, as shares of it
+POSITIONS = (1 / 8, 3 / 8, 5 / 8, 7 / 8)  # positions in the image, as shares of it
 SHARE = 0.8  # share of the free memory to use for states
 MOST_RECOMPUTED = 2**14  # tokens in a batch of prefixes; more rows do not make it faster
 COLUMNS: Columns = {
     "images": ("images", "{}"),
     "attention": ("way", "{}"),
     "batch": ("batch", "{}"),
-    "ms a pixel": ("ms_a_pixel", "{:.2f}"),
+    "ms per pixel": ("ms_a_pixel", "{:.2f}"),
     "images/s": ("images_per_s", "{:.4g}"),
     "MB of state": ("state_mb", "{:,.1f}"),
 }
 
 
 def measure(config: Any, images: str, batches: list[int], tokens: int, rounds: int) -> list[Line]:
-    """Flat lines, one per method and batch size."""
+    """Returns flat lines, one per method and batch size."""
     pixels, lines = PIXELS[images], []
     linear, softmax = (BareDecoding(config, family, pixels) for family in ("linear_transformer", "transformer"))
     for batch in batches:
         cells: dict[str, list[Cell]] = {}
-        for way, model in ((LINEAR, linear), (CACHED, softmax)):
+        # Methods with a state, if two states fit into memory.
+        for method, model in ((LINEAR, linear), (CACHED, softmax)):
             state = model.engine.state_bytes(batch, pixels)
             if (room := free_memory()) is not None and SHARE * room < 2 * state:  # two exist for a moment
-                print(f"{images}, batch {batch}, {way}: no room for {state / 1e9:.1f} GB of state", flush=True)
+                print(f"{images}, batch {batch}, {method}: no room for {state / 1e9:.1f} GB of state", flush=True)
                 continue
-            cells[way] = [Cell.compiled(way, model.stepper(batch, pixels, model.tokens_a_turn(tokens)))]
+            cells[method] = [Cell.compile(method, model.make_decode_turn(batch, pixels, model.tokens_per_turn(tokens)))]
+        # Recomputed prefixes, at four positions of the image.
         if batch * pixels <= MOST_RECOMPUTED:
-            contexts = [round(place * pixels) for place in PLACES]
-            cells[RECOMPUTED] = [Cell.compiled(RECOMPUTED, softmax.recomputer(batch, context)) for context in contexts]
-        say = lambda text, batch=batch: print(f"{images}, batch {batch}: {text}", flush=True)
-        take_turns([cell for turns in cells.values() for cell in turns], rounds, say)
-        for way, turns in cells.items():
-            model = linear if way == LINEAR else softmax
-            a_turn = 1 if way == RECOMPUTED else model.tokens_a_turn(tokens)
-            ms_a_pixel = statistics.mean(cell.median_ms for cell in turns) / a_turn
-            line = {"images": images, "pixels": pixels, "way": way, "batch": batch, "ms_a_pixel": ms_a_pixel}
+            contexts = [round(position * pixels) for position in POSITIONS]
+            cells[RECOMPUTED] = [
+                Cell.compile(RECOMPUTED, softmax.make_recompute_turn(batch, context)) for context in contexts
+            ]
+        log = lambda text, batch=batch: print(f"{images}, batch {batch}: {text}", flush=True)
+        # All methods of this batch size take turns.
+        take_turns([cell for turns in cells.values() for cell in turns], rounds, log)
+        for method, turns in cells.items():
+            model = linear if method == LINEAR else softmax
+            per_turn = 1 if method == RECOMPUTED else model.tokens_per_turn(tokens)
+            ms_a_pixel = statistics.mean(cell.median_ms for cell in turns) / per_turn
+            line = {"images": images, "pixels": pixels, "way": method, "batch": batch, "ms_a_pixel": ms_a_pixel}
             line["images_per_s"] = batch * 1000 / (ms_a_pixel * pixels)
             line["spread"] = max(cell.iqr_ms / cell.median_ms for cell in turns)
-            line["state_mb"] = 0 if way == RECOMPUTED else model.engine.state_bytes(batch, pixels) / 1e6
+            line["state_mb"] = 0 if method == RECOMPUTED else model.engine.state_bytes(batch, pixels) / 1e6
             lines.append(line | {"turns": len(turns[0].times_ms), "parameters": model.parameters})
     return lines
 
 
 def tables(lines: list[Line]) -> str:
-    """Markdown: every cell, and each method with its best batch size."""
+    """Returns Markdown tables: every cell, and each method with its best batch size."""
     best = []
     for images in dict.fromkeys(line["images"] for line in lines):
         rate = {}
         for line in (line for line in lines if line["images"] == images):
             rate[line["way"]] = max(rate.get(line["way"], 0.0), line["images_per_s"])
-        ratios = [(f"times {way}", rate[LINEAR] / rate[way]) for way in (RECOMPUTED, CACHED) if way in rate]
+        ratios = [(f"times {method}", rate[LINEAR] / rate[method]) for method in (RECOMPUTED, CACHED) if method in rate]
         best.append({"images": images} | rate | dict(ratios))
-    columns: Columns = {"images": ("images", "{}")} | {way: (way, "{:.4g}") for way in (RECOMPUTED, CACHED, LINEAR)}
-    columns = columns | {f"linear / {way}": (f"times {way}", "{:,.1f}") for way in (RECOMPUTED, CACHED)}
-    return f"{markdown_table(lines, COLUMNS)}\n\nImages a second, at the best of these batches\n\n" + markdown_table(
+    columns: Columns = {"images": ("images", "{}")} | {
+        method: (method, "{:.4g}") for method in (RECOMPUTED, CACHED, LINEAR)
+    }
+    columns = columns | {f"linear / {method}": (f"times {method}", "{:,.1f}") for method in (RECOMPUTED, CACHED)}
+    return f"{markdown_table(lines, COLUMNS)}\n\nImages per second, at the best of these batches\n\n" + markdown_table(
         best, columns
     )
 
@@ -109,10 +116,11 @@ def main(argv: list[str]) -> None:
     about, lines = provenance(jax.devices()[0].device_kind), []
     file = arguments.out / "images.jsonl"
     file.unlink(missing_ok=True)
+    # Measure, and append the lines of each kind of image.
     for images in asked:
-        here = measure(config, images, batches, arguments.tokens, arguments.rounds)
-        append_jsonl(file, [line | about for line in here])
-        lines += here
+        image_lines = measure(config, images, batches, arguments.tokens, arguments.rounds)
+        append_jsonl(file, [line | about for line in image_lines])
+        lines += image_lines
     text = tables(lines)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -1,4 +1,4 @@
-"""Images a second, of a few pixels."""
+"""Images per second, of a few pixels."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "mo
 
 @pytest.mark.slow
 def test_images_a_second(tmp_path, monkeypatch, capsys):
-    """Each way and batch; what is recomputed is left out where it is too much."""
+    """Each method and batch; large batches are not recomputed."""
     out = tmp_path / "out"
     monkeypatch.setattr(images, "PIXELS", {"MNIST": 16})
     monkeypatch.setattr(images, "MOST_RECOMPUTED", 16)

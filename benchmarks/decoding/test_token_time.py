@@ -1,4 +1,4 @@
-"""The time of a token by its context, at tiny sizes."""
+"""Time per token by context, at tiny sizes."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "mo
 
 @pytest.mark.slow
 def test_decoding_by_context(tmp_path, monkeypatch, capsys):
-    """Beside the cached Transformer++ stands the one that recomputes; what does not fit has no time."""
+    """The Transformer++ is also measured with recomputation; states that do not fit have no time."""
     out = tmp_path / "out"
     monkeypatch.setattr(token_time, "PREFILLED", 32)
     monkeypatch.setattr(token_time, "STEPPED", 16)

@@ -1,11 +1,11 @@
-"""What a token costs after a context of 256 … 65536 tokens, for every family: milliseconds and bytes of state.
+"""Measures decoding after a context of 256 … 65536 tokens for every family: ms per token and bytes of state.
 
     python -m benchmarks.decoding.token_time --out=benchmarks/decoding/results/papers [--config.model.num_layers=4 …]
 
-The state of a long context is made by setting its counter: what is in it does not change the work. Families take turns;
-one may stand there with keys of its own, as in flash+state_dtype=bfloat16. Beside them, a Transformer++ that computes
-its whole prefix again for each token; and 8192 tokens prefilled against stepping through them. A token has to read the
-weights and the state once: these bytes, divided by its time, are reported beside the device's rate of copying a large
+The state of a long context is made by setting its counter, since its values do not change the work. Families take
+turns. A family may have other keys, as in flash+state_dtype=bfloat16. A Transformer++ that recomputes its full prefix
+for each token is measured, too. The prefill of 8192 tokens is compared with stepping through them. Each token reads the
+weights and the state once. These bytes, divided by its time, are reported with the device's rate of copying a large
 array.
 """
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.lib.bare_decoding import BareDecoding
-from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
+from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import parse_integers, positive
@@ -34,11 +34,11 @@ from flash_lm.runs.provenance import provenance
 from flash_lm.training.device import free_memory
 
 CACHED = "transformer_plus_plus"
-GROUPED = "transformer_plus_plus+num_kv_heads=2"  # of eight: as many to a head of keys as in today's models
+GROUPED = "transformer_plus_plus+num_kv_heads=2"  # four query heads per key head, as in today's models
 RECOMPUTED = "transformer_plus_plus, recomputed"
 RECOMPUTED_UP_TO = 4096
 PREFILLED, STEPPED = 8192, 128
-SHARE = 0.8  # of the free memory, for the states
+SHARE = 0.8  # share of the free memory for states
 COPIED = 1 << 28  # bytes of the array whose copy gives the device's rate
 
 
@@ -51,10 +51,13 @@ def measure(
     room: int | None,
     keep: Callable,
 ) -> list[Line]:
-    """Flat lines, one a model, context and batch; a state that has no room is not made. `keep` gets each context's."""
+    """Returns flat lines, one per model, context and batch; states that do not fit are skipped.
+
+    `keep` is called with the lines of each context.
+    """
     lines: list[Line] = []
     weights = {model.family: model.weight_bytes for model in models}
-    copy = copier()
+    copy = make_copy_turn()
     for rows in batches:
         for context in contexts:
             before = len(lines)
@@ -62,22 +65,26 @@ def measure(
             for model in models:
                 line = {"family": model.family, "context": context, "batch": rows}
                 line["state_bytes"] = model.engine.state_bytes(rows, context)
-                # There are two while the state is put apart, and beside them all the parameters.
+                # Two states exist while the state is unstacked, in addition to the parameters.
                 if room is not None and SHARE * room < 2 * line["state_bytes"]:
                     lines.append(line | {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"})
                     continue
-                here = model.tokens_a_turn(tokens)
-                cells.append((line, Cell.compiled(model.family, model.stepper(rows, context, here)), here))
+                turn_tokens = model.tokens_per_turn(tokens)
+                cells.append(
+                    (line, Cell.compile(model.family, model.make_decode_turn(rows, context, turn_tokens)), turn_tokens)
+                )
                 if model.family == CACHED and context <= RECOMPUTED_UP_TO:
                     line = line | {"family": RECOMPUTED, "state_bytes": 0}
-                    cells.append((line, Cell.compiled(RECOMPUTED, model.recomputer(rows, context)), 1))
-            say = lambda text, here=f"batch {rows}, context {context}": print(f"{here}: {text}", flush=True)
-            copied = Cell.compiled("copy", copy)
-            take_turns([copied, *(cell for _, cell, _ in cells)], rounds, say)
-            copy_rate = 2 * COPIED / copied.median_ms / 1e6
-            for line, cell, here in cells:
-                line["ms_a_token"] = cell.median_ms / here
-                line |= {"iqr_ms": cell.iqr_ms / here, "turns": len(cell.times_ms), "copy_gb_per_s": copy_rate}
+                    cells.append((line, Cell.compile(RECOMPUTED, model.make_recompute_turn(rows, context)), 1))
+            log = lambda text, turn_tokens=f"batch {rows}, context {context}": print(
+                f"{turn_tokens}: {text}", flush=True
+            )
+            copy_cell = Cell.compile("copy", copy)
+            take_turns([copy_cell, *(cell for _, cell, _ in cells)], rounds, log)
+            copy_rate = 2 * COPIED / copy_cell.median_ms / 1e6
+            for line, cell, turn_tokens in cells:
+                line["ms_a_token"] = cell.median_ms / turn_tokens
+                line |= {"iqr_ms": cell.iqr_ms / turn_tokens, "turns": len(cell.times_ms), "copy_gb_per_s": copy_rate}
                 if line["family"] != RECOMPUTED:
                     read = weights[line["family"]] + line["state_bytes"]
                     line |= {"bytes_a_token": read, "gb_per_s": read / line["ms_a_token"] / 1e6}
@@ -86,41 +93,49 @@ def measure(
     return lines
 
 
-def copier() -> Callable[[], float]:
-    """Reads a large array and writes another one; each call gives milliseconds."""
+def make_copy_turn() -> Callable[[], float]:
+    """Returns a turn that copies a large array, in milliseconds."""
     array, copy = jnp.ones(COPIED // 4, jnp.float32), jax.jit(lambda x: 2 * x)
-    return timed(lambda: jax.block_until_ready(copy(array)))
+    return make_turn(lambda: jax.block_until_ready(copy(array)))
 
 
 def measure_prefill(models: list[BareDecoding], rounds: int) -> list[Line]:
-    """8192 tokens of one row at once, and stepping through as many, measured over the last 128 of them.
+    """Times the prefill of 8192 tokens of one sequence, and stepping through as many, by the last 128 of them.
 
-    A step attends to the whole capacity of a state that grows, so it costs the same at any place.
+    A step attends to the full capacity of a growing state, so it costs the same at any position.
     """
     prompt, lines = np.ones(PREFILLED, np.int32), []
     for model in models:
-        prefill = timed(lambda engine=model.engine: jax.block_until_ready(engine.prefill([prompt], 0)))
-        step, whole = Cell.compiled("step", model.stepper(1, PREFILLED, STEPPED)), Cell.compiled("prefill", prefill)
-        take_turns([step, whole], rounds)
-        together, stepping = whole.median_ms, step.median_ms * PREFILLED / STEPPED
-        lines.append(
-            {"family": model.family, "prefill_ms": together, "stepping_ms": stepping, "ratio": stepping / together}
+        prefill = make_turn(lambda engine=model.engine: jax.block_until_ready(engine.prefill([prompt], 0)))
+        step, prefill_cell = (
+            Cell.compile("step", model.make_decode_turn(1, PREFILLED, STEPPED)),
+            Cell.compile("prefill", prefill),
         )
-        print(f"prefill of {model.family}: {stepping / together:.0f} times as fast as stepping", flush=True)
+        take_turns([step, prefill_cell], rounds)
+        prefill_ms, stepping_ms = prefill_cell.median_ms, step.median_ms * PREFILLED / STEPPED
+        lines.append(
+            {
+                "family": model.family,
+                "prefill_ms": prefill_ms,
+                "stepping_ms": stepping_ms,
+                "ratio": stepping_ms / prefill_ms,
+            }
+        )
+        print(f"prefill of {model.family}: {stepping_ms / prefill_ms:.0f} times as fast as stepping", flush=True)
     return lines
 
 
 def tables(lines: list[Line], batches: list[int], prefills: list[Line]) -> str:
-    """Markdown."""
-    found = []
+    """Returns Markdown tables of times, states and prefill."""
+    parts = []
     for title, key, form, unit in (
-        ("ms a token", "ms_a_token", "{:.2f}", 1),
+        ("ms per token", "ms_a_token", "{:.2f}", 1),
         ("MB of state", "state_bytes", "{:,.2f}", 1e-6),
         ("GB/s of weights and state", "gb_per_s", "{:.1f}", 1),
     ):
         for rows in batches:
-            here = [line for line in lines if line["batch"] == rows and key in line]
-            found += [f"{title}, batch {rows}, by context", pivot(here, "family", "context", key, form, unit)]
+            batch_lines = [line for line in lines if line["batch"] == rows and key in line]
+            parts += [f"{title}, batch {rows}, by context", pivot(batch_lines, "family", "context", key, form, unit)]
     columns = {
         "family": ("family", "{}"),
         "prefilled, ms": ("prefill_ms", "{:,.0f}"),
@@ -128,18 +143,18 @@ def tables(lines: list[Line], batches: list[int], prefills: list[Line]) -> str:
         "ratio": ("ratio", "{:.1f}"),
     }
     if prefills:
-        found += [f"{PREFILLED} tokens of one row", markdown_table(prefills, columns)]
-    return "\n\n".join(found)
+        parts += [f"{PREFILLED} tokens of one sequence", markdown_table(prefills, columns)]
+    return "\n\n".join(parts)
 
 
 def plot(lines: list[Line], batches: list[int], path: pathlib.Path) -> None:
-    """For each batch size the time of a token and the bytes of state, against the context."""
+    """Plots time per token and bytes of state against the context, a row per batch size."""
     rows = []
     for batch in batches:
         x, title = ("context", "tokens of context"), f"batch {batch}"
-        here = [line for line in lines if line["batch"] == batch and "ms_a_token" in line]
-        time = Panel(here, *x, "ms_a_token", "milliseconds a token", title=title)
-        state = Panel(here, *x, "state_bytes", "megabytes of state", unit=1e-6, title=title)
+        batch_lines = [line for line in lines if line["batch"] == batch and "ms_a_token" in line]
+        time = Panel(batch_lines, *x, "ms_a_token", "milliseconds per token", title=title)
+        state = Panel(batch_lines, *x, "state_bytes", "megabytes of state", unit=1e-6, title=title)
         rows.append([time, state])
     plot_panels(rows, path)
 
@@ -150,16 +165,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", default="configs/small.py")
     parser.add_argument(
         "--families",
-        default=" ".join([*families_with_form(causal=True), GROUPED]),
-        help="between blanks, each with +key=value",
+        default=" ".join([*with_form(causal=True), GROUPED]),
+        help="separated by spaces, each may have +key=value",
     )
-    parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="between blanks or commas")
-    parser.add_argument("--batches", default="1 16", help="between blanks or commas")
-    parser.add_argument("--tokens", type=positive, default=16, help="generated a turn")
+    parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="separated by spaces or commas")
+    parser.add_argument("--batches", default="1 16", help="separated by spaces or commas")
+    parser.add_argument("--tokens", type=positive, default=16, help="generated per turn")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--no_prefill", action="store_true", help="leave out the comparison of prefill and steps")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
+    # Build the models with positions for the longest context.
     families = arguments.families.split()
     contexts, batches = (parse_integers(words) for words in (arguments.contexts, arguments.batches))
     config = load_config(arguments.config, overrides)
@@ -167,10 +183,10 @@ def main(argv: list[str]) -> None:
     longest = max(*contexts, PREFILLED) + 2 * PREFILLED
     variants = ((word, *variant(config, word)) for word in families)
     models = [BareDecoding(changed, family, longest, word) for word, family, changed in variants]
-    shortest = max(model.tokens_a_turn(arguments.tokens) for model in models)
+    shortest = max(model.tokens_per_turn(arguments.tokens) for model in models)
     if min(contexts) < shortest:
         raise InputError(
-            f"--contexts={arguments.contexts}: {shortest} tokens are generated a turn, give no shorter ones"
+            f"--contexts={arguments.contexts}: {shortest} tokens are generated per turn, give no shorter contexts"
         )
     arguments.out.mkdir(parents=True, exist_ok=True)
     about = provenance(jax.devices()[0].device_kind)
@@ -181,11 +197,13 @@ def main(argv: list[str]) -> None:
     def keep(lines: list[Line]) -> None:
         append_jsonl(file, [line | {"parameters": sizes[line["family"].split(", ")[0]], **about} for line in lines])
 
+    # Measure prefill, then decoding, whose lines are appended as they come.
     prefills: list[Line] = []
     if not arguments.no_prefill:
         prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
         write_jsonl(arguments.out / "prefill.jsonl", prefills)
     lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory(), keep)
+    # Write the table and the picture.
     text = tables(lines, batches, prefills)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -1,1 +1,1 @@
-"""Pallas kernels beside what XLA compiles."""
+"""Pallas kernels compared with XLA's versions."""

@@ -1,12 +1,12 @@
-"""The Pallas kernels against the versions that XLA compiles: first whether they agree, then how fast they are.
+"""Compares Pallas kernels with the versions that XLA compiles: first whether they agree, then their speed.
 
     python -m benchmarks.kernels --out=benchmarks/gpu/results/kernels [--lengths="2048 8192" --config.KEY=VALUE …]
 
-Both are compared with the form that XLA compiles in float32 and in its highest precision, the outputs and the gradients
-of values, queries, keys and bias, on whole rows and on packed ones of a length that no tile divides, causal and not. A
-kernel that is further away than its precision allows, or fails, is reported, and its family is not timed. Times are of
-one attention core, forward, and forward and backward, several calls a turn; a matrix product takes turns with them, and
-its rate is what a kernel's is a part of.
+Both are compared with the form that XLA compiles in float32 at its highest precision: the outputs, and the gradients of
+values, queries, keys and bias, on full sequences and on packed ones of a length that no tile divides, causal and not. A
+kernel that differs by more than its precision allows, or fails, is reported, and its family is not timed. Times are of
+one attention core, forward, and forward and backward, several calls per turn. A matrix product takes turns with them,
+and a kernel's rate is given as a fraction of its rate.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
+from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import parse_integers, positive, split_words
@@ -39,18 +39,18 @@ from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
 
-BOTH_WAYS = ("flash_quad", "flash")  # of the others only the causal form has a kernel
+BOTH_WAYS = ("flash_quad", "flash")  # the other families only have a causal kernel
 WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row.reads()]
 FORMS = ("pallas", "xla")
 AGREES = {"bfloat16": 2e-2, "float32": 2e-3}  # relative distance; float32 products are in TF32 on a GPU
-PRODUCT = 8192  # rows and columns
-THREADS = 4  # cases that are compiled and checked at a time, limited by the memory of a device
-TAKEN = ("family", "kernels", "max_length", "causal", "dtype")  # keys that the flags set
+PRODUCT = 8192  # rows and columns of the matrices
+THREADS = 4  # cases that are compiled and checked at the same time, limited by the memory of a device
+FLAG_KEYS = ("family", "kernels", "max_length", "causal", "dtype")  # keys that the flags set
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """An attention core of a family on rows of one length."""
+    """An attention core of a family on sequences of one length."""
 
     config: Any
     family: str
@@ -62,18 +62,18 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The name in the progress line."""
+        """Name in the progress line."""
         more = (", packed" if self.packed else "") + ("" if self.causal else ", bidirectional")
         return f"{self.family} at {self.length} tokens{more}"
 
     def sublayer(self, form: str) -> Any:
-        """The sublayer with `model.kernels=form`, and its core."""
+        """Returns the sublayer with `model.kernels=form`."""
         raw: Any = copy.deepcopy(self.config).model
         raw.update(family=self.family, max_length=self.length, causal=self.causal, kernels=form, dtype=self.dtype)
         return FAMILIES[self.family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(0))
 
     def inputs(self, dtype: str) -> tuple[Any, jax.Array, jax.Array]:
-        """What the core mixes by, values, and a gradient of the output; all normal, but for decays of 0 to 0.1."""
+        """Returns the core's queries and keys, values, and a gradient of the output; all normal, decays of 0 to 0.1."""
         sublayer, rows = self.sublayer("xla"), self.tokens // self.length
         core, keys = sublayer.core, iter(jax.random.split(jax.random.key(0), 8))
 
@@ -89,7 +89,7 @@ class Case:
         return by, normal(sublayer.value_width), normal(sublayer.value_width)
 
     def segment_ids(self) -> jax.Array:
-        """Documents of random lengths, with padding between some of them and at the end."""
+        """Returns documents of random lengths, with padding between some of them and at the end."""
         shape = (self.tokens // self.length, self.length)
         begins = jax.random.uniform(jax.random.key(1), shape) < 4 / self.length
         number = jnp.cumsum(begins, axis=1, dtype=jnp.int32)
@@ -97,7 +97,7 @@ class Case:
         return jnp.where((number % 4 == 3) | at_end, 0, number + 1)
 
     def functions(self, form: str) -> tuple[Callable, Callable]:
-        """The forward pass, and the output with gradients; both are compiled at their first call."""
+        """Returns the forward pass, and the output with gradients; both are compiled at their first call."""
         graph, params, rest = nnx.split(self.sublayer(form).core, nnx.Param, ...)
         segments = find_segments(self.segment_ids()) if self.packed else whole_row(self.length)
         context = Context(positions_BxL=segments.offsets_BxL, segments=segments, causal=self.causal, packed=self.packed)
@@ -112,17 +112,17 @@ class Case:
         return jax.jit(lambda by, v, d_out: forward(params, by, v)), jax.jit(both)
 
     def flops(self) -> float:
-        """FLOPs of the forward pass, visible pairs only."""
+        """Returns the FLOPs of the forward pass, visible pairs only."""
         sublayer = self.sublayer("xla")
         widths = sublayer.heads, sublayer.key_width, sublayer.value_width
         return sublayer.core.flops_per_token(self.length, self.causal, *widths) * self.tokens
 
 
 def check(case: Case) -> Line:
-    """The distance of both versions from the one in highest precision.
+    """Returns the distance of both versions from the one in highest precision.
 
     Raises:
-        RunError: the kernel is too far.
+        RunError: the kernel differs too much.
     """
     inputs = case.inputs(case.dtype)
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
@@ -130,8 +130,8 @@ def check(case: Case) -> Line:
         expected = dataclasses.replace(case, dtype="float32").functions("xla")[1](*exact)
     line: Line = {"family": case.family, "length": case.length}
     for form in FORMS:
-        found = case.functions(form)[1](*inputs)
-        distances = jax.tree.leaves(jax.tree.map(_distance, found, expected))
+        outputs = case.functions(form)[1](*inputs)
+        distances = jax.tree.leaves(jax.tree.map(_distance, outputs, expected))
         line[f"{form}_error"] = float(np.max(distances))  # NaN if one of them is
     allowed = AGREES[case.dtype]
     if not line["pallas_error"] <= allowed:  # also true for NaN
@@ -143,42 +143,42 @@ def check(case: Case) -> Line:
 
 
 def check_all(cases: list[Case]) -> tuple[dict[Case, Line], dict[Case, str]]:
-    """The distances of the cases that agree, and what is wrong with the others; most of the time is compilation."""
-    found, wrong = {}, {}
+    """Returns the distances of the cases that agree, and the errors of the others; most of the time is compilation."""
+    lines, failed_checks = {}, {}
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         case_of = {pool.submit(check, case): case for case in cases}
         for checked in concurrent.futures.as_completed(case_of):
             case = case_of[checked]
             try:
-                found[case] = checked.result()
-                text = ", ".join(f"{form} {found[case][f'{form}_error']:.1e}" for form in FORMS)
+                lines[case] = checked.result()
+                text = ", ".join(f"{form} {lines[case][f'{form}_error']:.1e}" for form in FORMS)
             except (RunError, jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
-                text = wrong[case] = str(error).splitlines()[0][:300]
+                text = failed_checks[case] = str(error).splitlines()[0][:300]
             print(f"{case.name}: distance from highest precision: {text}", flush=True)
-    return found, wrong
+    return lines, failed_checks
 
 
 def product_of_squares(dtype: str, calls: int) -> Cell:
-    """CALLS products of two square matrices, compiled and warm: the rate that a kernel's is compared with."""
+    """Returns a warm cell of `calls` products of two square matrices, the reference rate."""
     square = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), dtype)
     multiply = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
-    work = timed(lambda: jax.block_until_ready([multiply(square) for _ in range(calls)]))
+    work = make_turn(lambda: jax.block_until_ready([multiply(square) for _ in range(calls)]))
     work()
-    return Cell.warmed("matrix product", work)
+    return Cell.warm_up("matrix product", work)
 
 
 def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
-    """Milliseconds per call of both versions, and the kernel's rate as a share of a matrix product's.
+    """Times both versions in ms per call, and the kernel's rate as a share of a matrix product's.
 
-    Several calls a turn, so that the device need not wait for the next one to be sent.
+    A turn has several calls, so that the device does not wait for the next call.
     """
     inputs = case.inputs(case.dtype)
     cells: dict[str, Cell] = {}
     for form in FORMS:
         for part, function in zip(("forward", "both"), case.functions(form), strict=True):
             jax.block_until_ready(function(*inputs))
-            work = timed(lambda function=function: jax.block_until_ready([function(*inputs) for _ in range(calls)]))
-            cells[f"{form}_{part}"] = Cell.warmed(f"{case.name}, {form}, {part}", work)
+            work = make_turn(lambda function=function: jax.block_until_ready([function(*inputs) for _ in range(calls)]))
+            cells[f"{form}_{part}"] = Cell.warm_up(f"{case.name}, {form}, {part}", work)
     product.times_ms.clear()
     take_turns([*cells.values(), product], rounds)
     line: Line = {f"{name}_ms": cell.median_ms / calls for name, cell in cells.items()}
@@ -190,9 +190,9 @@ def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
     return line
 
 
-def _distance(found: jax.Array, expected: jax.Array) -> float:
-    difference = jnp.linalg.norm(found.astype(jnp.float32) - expected)
-    # Rows of one chunk have no attention across chunks, and no gradient there.
+def _distance(actual: jax.Array, expected: jax.Array) -> float:
+    difference = jnp.linalg.norm(actual.astype(jnp.float32) - expected)
+    # Sequences of one chunk have no attention across chunks, and no gradient for it.
     return float(difference / jnp.maximum(jnp.linalg.norm(expected), jnp.finfo(jnp.float32).tiny))
 
 
@@ -206,7 +206,7 @@ def _table(lines: list[Line]) -> str:
         "times XLA's speed": ("forward_speedup", "{:.2f}"),
         "with backward, ms": ("pallas_both_ms", "{:.2f}"),
         "times XLA's speed, both": ("both_speedup", "{:.2f}"),
-        "forward, part of the product's rate": ("forward_fraction", "{:.0%}"),
+        "forward, share of the product's rate": ("forward_fraction", "{:.0%}"),
         "both": ("both_fraction", "{:.0%}"),
     }
     return markdown_table(lines, columns)
@@ -217,16 +217,18 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
     parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="separated by spaces or commas")
-    parser.add_argument("--lengths", default="2048 8192", help="row lengths, separated by spaces or commas")
-    parser.add_argument("--tokens", type=positive, default=2**16, help="tokens of all rows")
+    parser.add_argument("--lengths", default="2048 8192", help="sequence lengths, separated by spaces or commas")
+    parser.add_argument("--tokens", type=positive, default=2**16, help="tokens of all sequences")
     parser.add_argument("--calls", type=positive, default=10, help="calls per turn")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
-    if taken := [word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: use this program's own flags instead, see --help")
+    if misplaced := [
+        word for word in overrides if word.startswith(tuple(f"--config.model.{key}=" for key in FLAG_KEYS))
+    ]:
+        raise InputError(f"{', '.join(misplaced)}: use this program's flags instead, see --help")
     config: Any = load_config(arguments.config, overrides)
     families = split_words(arguments.families)
     if unknown := sorted(set(families) - set(WITH_KERNELS)):
@@ -241,7 +243,8 @@ def main(argv: list[str]) -> None:
         )
     file, table = arguments.out / "kernels.jsonl", arguments.out / "table.md"
     for old in (file, table):
-        old.unlink(missing_ok=True)  # else the speeds of a kernel that no longer agrees would remain
+        old.unlink(missing_ok=True)  # otherwise the speeds of a kernel that no longer agrees would remain
+    # Timed cases, and packed ones of an odd length that are only checked.
     cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for name in families for length in lengths]
     odd = lengths[0] - lengths[0] // 7
     packed = [
@@ -249,20 +252,20 @@ def main(argv: list[str]) -> None:
         for name in families
         for causal in ((True, False) if name in BOTH_WAYS else (True,))
     ]
-    found, wrong = check_all([*packed, *cases])
-    failed = {case.family for case in wrong}
-    if intact := [case for case in cases if case.family not in failed]:
+    lines_of_case, failed_checks = check_all([*packed, *cases])
+    failed = {case.family for case in failed_checks}
+    if timed_cases := [case for case in cases if case.family not in failed]:
         product = product_of_squares(arguments.dtype, arguments.calls)
         about = {"tokens": arguments.tokens, "dtype": arguments.dtype} | provenance(jax.devices()[0].device_kind)
-        for case in intact:
-            found[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
-            append_jsonl(file, [found[case]])
-        text = _table([found[case] for case in intact])
+        for case in timed_cases:
+            lines_of_case[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
+            append_jsonl(file, [lines_of_case[case]])
+        text = _table([lines_of_case[case] for case in timed_cases])
         table.write_text(f"{text}\n", encoding="utf-8")
         print(text)
-    if wrong:
-        said = "; ".join(f"{case.name}: {text}" for case, text in wrong.items())
-        raise RunError(f"kernels that fail are not timed: {said}; set --config.model.kernels=xla in runs of them")
+    if failed_checks:
+        failures = "; ".join(f"{case.name}: {text}" for case, text in failed_checks.items())
+        raise RunError(f"kernels that fail are not timed: {failures}; set --config.model.kernels=xla in runs of them")
 
 
 if __name__ == "__main__":

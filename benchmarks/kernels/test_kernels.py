@@ -1,4 +1,4 @@
-"""Kernels, interpreted, beside what XLA compiles, at tiny sizes."""
+"""Interpreted kernels compared with XLA's versions, at tiny sizes."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "mo
 
 
 @pytest.mark.slow
-def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
+def test_kernels_against_xlas_versions(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "PRODUCT", 64)
     sizes = ["--config.model.gau.shared_dim=8", "--config.model.chunks.size=8", "--config.data.vocab_size=300", *SMALL]
     words = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", "--rounds=1", "--calls=2", "--families=flash"]
@@ -28,9 +28,9 @@ def test_kernels_beside_what_xla_compiles(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("wrong", "found"), [(1.1, "0.1"), (float("nan"), "nan")])
-def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found):
-    """Here the sums that only derivatives need; figures of an earlier run do not remain."""
+@pytest.mark.parametrize(("wrong", "message"), [(1.1, "0.1"), (float("nan"), "nan")])
+def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, message):
+    """Changes the sums that only derivatives need; figures of an earlier run do not remain."""
     right = programs.entering_sums
     sums = lambda *words, reverse=False: right(*words, reverse=reverse) * (wrong if reverse else 1)
     monkeypatch.setattr(attention, "entering_sums", sums)
@@ -39,6 +39,6 @@ def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, found)
     (tmp_path / "out").mkdir()
     for old in ("kernels.jsonl", "table.md"):
         (tmp_path / "out" / old).write_text("old")
-    with pytest.raises(RunError, match=f"are not timed: .*flash at 14 tokens, packed: {found}"):
+    with pytest.raises(RunError, match=f"are not timed: .*flash at 14 tokens, packed: {message}"):
         kernels.main([*words, *sizes])
     assert not [*(tmp_path / "out").iterdir()]

@@ -1,1 +1,1 @@
-"""What benchmarks share: timing, peaks of devices, collectives, bare steps."""
+"""Code that benchmarks share: timing, peak rates of devices, collectives, bare steps."""

@@ -1,4 +1,4 @@
-"""Decoding with random parameters after a synthetic context: what the benchmarks time."""
+"""Decoding with random parameters after a synthetic context, for benchmarks."""
 
 import dataclasses
 import time
@@ -28,21 +28,21 @@ class BareDecoding:
     """A family with random parameters that never ends a text.
 
     Attributes:
-        family: of the model, or what it is called beside others of it.
+        family: name of the family, or of its variant.
         function: the model.
         parameters: number of scalars.
-        weight_bytes: of the parameters that a token reads whole; of a table of positions it reads a row.
-        engine: that decodes with them, on one device.
+        weight_bytes: bytes of the parameters that each token reads entirely; tables of positions are not counted.
+        engine: the engine that decodes with them, on one device.
     """
 
     def __init__(self, config: ConfigDict, family: str, longest: int, name: str | None = None):
         """Draws the parameters.
 
         Args:
-            config: whose `model` it is.
-            family: takes the place of the config's.
-            longest: tokens that the positions reach.
-            name: in tables; None: that of the family.
+            config: config with the `model`.
+            family: replaces the config's family.
+            longest: longest context, in tokens.
+            name: name in tables; None: that of the family.
         """
         raw: Any = config.copy_and_resolve_references().model
         raw.update(family=family, max_length=longest, causal=True)
@@ -57,19 +57,22 @@ class BareDecoding:
         self.engine = Engine(self._params, mesh, end=0, allowed_V=never_ends)
         self._last = jax.jit(self._last_token)
 
-    def tokens_a_turn(self, tokens: int) -> int:
-        """As many as a chunk has where a state does not grow, so that each share of a chunk's fold is counted once."""
+    def tokens_per_turn(self, tokens: int) -> int:
+        """Returns the tokens to generate per turn: a full chunk where the state does not grow.
+
+        So the work of folding a finished chunk into the state is counted once per chunk.
+        """
         return tokens if self.engine.grows else self.function.config[ChunkOptions].size
 
-    def stepper(self, rows: int, context: int, tokens: int) -> Callable[[], float]:
-        """Generates the last tokens of a synthetic context; each call gives milliseconds.
+    def make_decode_turn(self, rows: int, context: int, tokens: int) -> Callable[[], float]:
+        """Returns a turn that generates the last tokens of a synthetic context, in milliseconds.
 
-        The state of the context is made by setting its counter: what is in it does not change the work.
+        The state of the context is made by setting its counter, since its values do not change the work.
         """
 
         def turn() -> float:
-            # A state of its own, so that no two of the large ones exist at the same time.
-            carry = self.engine.unstack(self.engine.start(rows, context))
+            # A new state per turn, so that two of the large states never exist at the same time.
+            carry = self.engine.unstacked(self.engine.start(rows, context))
             positions_B = jnp.full(rows, context - tokens, jnp.int32)
             carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
             jax.block_until_ready(carry)
@@ -80,8 +83,8 @@ class BareDecoding:
 
         return turn
 
-    def recomputer(self, rows: int, context: int) -> Callable[[], float]:
-        """One token by the parallel form over the whole prefix; each call gives milliseconds."""
+    def make_recompute_turn(self, rows: int, context: int) -> Callable[[], float]:
+        """Returns a turn that computes one token by the parallel form over the full prefix, in milliseconds."""
         inputs_BxL = jnp.ones((rows, context), jnp.int32)
 
         def turn() -> float:

@@ -1,4 +1,4 @@
-"""The bare training step on random tokens that are already on the device: what the benchmarks time."""
+"""The bare training step on random tokens that are already on the device, for benchmarks."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ from flash_lm.training.train_step import make_scheduled_step
 def step_config(
     config: ConfigDict, family: str, length: int, *, tokens_per_step: int, dtype: str, task: str = "causal_lm"
 ) -> Config:
-    """A config of a family with rows of `length` tokens, and one batch of all the step's tokens.
+    """Returns the config of a family with sequences of `length` tokens, and one batch of all the step's tokens.
 
     Raises:
         InputError: lists everything that is wrong.
@@ -41,7 +41,7 @@ class BareStep:
         parameters: number of parameters.
         compile_s: seconds that tracing and compiling took.
         temp_bytes: bytes of temporary arrays, from XLA's memory plan.
-        peak_bytes: bytes of all that exists during a step: state, batch and temporary arrays.
+        peak_bytes: bytes of all arrays during a step: state, batch and temporary arrays.
         model_flops: model FLOPs of a step, see `models.facts`.
         kernels: whether the step uses Pallas kernels.
     """
@@ -64,8 +64,8 @@ class BareStep:
         self.kernels = "pallas_call" in str(traced.jaxpr)
         memory: Any = self._compiled.memory_analysis()
         self.temp_bytes = memory.temp_size_in_bytes
-        held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        self.peak_bytes = held + self.temp_bytes
+        persistent = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        self.peak_bytes = persistent + self.temp_bytes
         self._started: tuple | None = None  # state and batch
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class BareStep:
         return float(metrics["loss"])
 
     def _batch(self) -> dict[str, Any]:
-        """Full rows of one document; for a masked model, a share of the tokens is predicted."""
+        """Returns a batch of full sequences of one document each; masked models predict a share of the tokens."""
         data = self.config.data
         shape = (data.batch_size, data.length)
         tokens_key, mask_key = jax.random.split(jax.random.key(self.config.seed))
@@ -90,18 +90,18 @@ class BareStep:
         share = task.share(*(data[section] for section in task.sections))
         targets_BxL = jnp.roll(tokens_BxL, -1, axis=1) if task.causal else tokens_BxL
         chosen_BxL = jax.random.uniform(mask_key, shape) < share
-        # What is given is half of a row, or a source as long as it.
-        given = {
-            name: jnp.full((data.batch_size, *size), task.conditioning.fill_value(data.length), jnp.int32)
+        # Sources and prefixes: half of the sequence, or a source as long as it.
+        sources = {
+            name: jnp.full((data.batch_size, *size), task.given.filling(data.length), jnp.int32)
             for name, size in task.added(data).items()
         }
-        # cuDNN would get them as an L×L array.
-        alone = self.config.model[QuadraticOptions].implementation == "cudnn"
+        # cuDNN would get segment ids as an L×L array.
+        is_cudnn = self.config.model[QuadraticOptions].implementation == "cudnn"
         return {
-            "segment_ids_BxL": None if alone else jnp.ones(shape, jnp.int32),
+            "segment_ids_BxL": None if is_cudnn else jnp.ones(shape, jnp.int32),
             "inputs_BxL": tokens_BxL,
             "targets_BxL": targets_BxL % HEADS[model.head].outputs(model) if task.labels else targets_BxL,
             "loss_mask_BxL": chosen_BxL.astype(jnp.float32),
             "positions_BxL": jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32)[None], shape),
-            **given,
+            **sources,
         }

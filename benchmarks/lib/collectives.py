@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices: its collective operations, counted with the loops around them."""
+"""Counts the collective operations of a compiled program, and their bytes, including those in loops."""
 
 import re
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class _Instruction(NamedTuple):
     trips: int | None  # of a while loop
 
 
-def collectives(program: str) -> dict[str, Traffic]:
+def count_collectives(program: str) -> dict[str, Traffic]:
     """Sums the collectives of an HLO program; for a conditional, those of all branches.
 
     Args:
@@ -47,12 +47,12 @@ def collectives(program: str) -> dict[str, Traffic]:
         ValueError: a collective is in a loop whose number of iterations is unknown.
     """
     computations, entry = _parse(program)
-    found: dict[str, Traffic] = {}
+    traffic: dict[str, Traffic] = {}
 
     def visit(name: str, times: int | None) -> None:
         instructions = computations[name]
         for one in instructions.values():
-            # In an asynchronous pair the second operation has the result; the first has buffers of both ends.
+            # The second operation of an asynchronous pair has the result; the first has buffers of both ends.
             kind = one.operation.removesuffix("-done")
             if kind in KINDS:
                 if times is None:
@@ -60,18 +60,18 @@ def collectives(program: str) -> dict[str, Traffic]:
                 operands = [instructions[x] for x in one.operands if x in instructions]
                 sent = [x.bytes for x in operands if not x.operation.endswith("-start")]
                 size = max(one.bytes, sum(sent))
-                count, total = found.get(kind, (0, 0))
-                found[kind] = Traffic(count + times, total + times * size)
+                count, total = traffic.get(kind, (0, 0))
+                traffic[kind] = Traffic(count + times, total + times * size)
             for called in one.called if kind not in KINDS else ():
                 turns = one.trips if one.operation == "while" else 1
                 visit(called, None if turns is None or times is None else times * turns)
 
     visit(entry, 1)
-    return found
+    return traffic
 
 
 def _parse(program: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
-    """The instructions of each computation by name, and the name of the entry."""
+    """Returns the instructions of each computation, by name, and the name of the entry computation."""
     computations: dict[str, dict[str, _Instruction]] = {}
     entry, current = "", ""
     for line in program.splitlines():
@@ -89,7 +89,7 @@ def _parse(program: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
 
 
 def _instruction(text: str) -> _Instruction:
-    """Parses `type operation(operands), attributes`; a tuple's type has its own parentheses."""
+    """Parses `type operation(operands), attributes`; the type of a tuple is in parentheses, too."""
     end = _closing(text) + 1 if text.startswith("(") else text.index(" ")
     kind, rest = text[:end], text[end:].lstrip()
     operation, _, rest = rest.partition("(")
@@ -102,7 +102,7 @@ def _instruction(text: str) -> _Instruction:
 
 
 def _closing(text: str) -> int:
-    """The position of the parenthesis that closes the first one."""
+    """Returns the position of the parenthesis that closes the first one."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -112,6 +112,7 @@ def _closing(text: str) -> int:
 
 
 def _bytes(kind: str) -> int:
+    """Returns the bytes of an HLO type, such as f32[8,4] or a tuple of types."""
     total = 0
     for letters, bits, sizes in _TYPE.findall(kind):
         count = 1

@@ -25,7 +25,7 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """Peak FLOP/s of a device's matrix products.
+    """Returns the peak FLOP/s of a device's matrix products.
 
     Args:
         device_kind: JAX's name for the device.

@@ -1,4 +1,4 @@
-"""The step that the benchmarks time."""
+"""The bare training step of the benchmarks."""
 
 import jax
 import numpy as np
@@ -40,7 +40,7 @@ def test_it_trains_on_its_tokens(config_with, task):
 
 
 def test_its_flops_are_three_times_those_of_the_forward_pass(config_with):
-    """Written out for one layer of a Transformer: 12 D² + V D weights a token, and the visible pairs."""
+    """For one layer of a Transformer: 12 D² + V D weights per token, and the visible pairs."""
     rows, length, dim, words = 2, 16, 16, 300
     step = BareStep(
         config_with({"model.family": "transformer", "model.max_length": length, "data.tokens_per_batch": rows * length})

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from benchmarks.lib.collectives import Traffic, collectives
+from benchmarks.lib.collectives import Traffic, count_collectives
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +20,14 @@ def program(mesh, body, out, shape=(128, 4)) -> str:
 
 
 def test_each_kind_with_its_bytes(mesh):
-    def body(x):  # 16 x 4 floats a device: 256 bytes
+    def body(x):  # 16 x 4 floats per device: 256 bytes
         gathered = jax.lax.all_gather(x, "x")
         turned = jax.lax.ppermute(x, "x", [(i, (i + 1) % 8) for i in range(8)])
         return gathered, turned, jax.lax.all_to_all(x.reshape(8, 2, 4), "x", 0, 0)
 
     x = PartitionSpec("x")
-    found = collectives(program(mesh, body, (PartitionSpec(None, "x"), x, x)))
-    assert found == {
+    traffic = count_collectives(program(mesh, body, (PartitionSpec(None, "x"), x, x)))
+    assert traffic == {
         "all-gather": Traffic(1, 8 * 256),
         "collective-permute": Traffic(1, 256),
         "all-to-all": Traffic(1, 256),
@@ -40,7 +40,7 @@ def test_loops_count_each_turn(mesh):
         outer = lambda carry, _: (jax.lax.scan(inner, carry, None, length=3)[0] * 3, None)
         return jax.lax.scan(outer, x, None, length=5)[0]
 
-    assert collectives(program(mesh, body, PartitionSpec("x"))) == {"all-reduce": Traffic(15, 15 * 256)}
+    assert count_collectives(program(mesh, body, PartitionSpec("x"))) == {"all-reduce": Traffic(15, 15 * 256)}
 
 
 def test_a_loop_without_a_known_end_is_an_error(mesh):
@@ -48,11 +48,11 @@ def test_a_loop_without_a_known_end_is_an_error(mesh):
         return jax.lax.while_loop(lambda carry: carry.sum() < 5, lambda carry: jax.lax.psum(carry + 1, "x"), x)
 
     with pytest.raises(ValueError, match="number of iterations is unknown"):
-        collectives(program(mesh, body, PartitionSpec("x")))
+        count_collectives(program(mesh, body, PartitionSpec("x")))
 
 
 def test_one_device_sends_nothing():
-    assert collectives(jax.jit(lambda x: x @ x).lower(jnp.zeros((4, 4))).compile().as_text()) == {}
+    assert count_collectives(jax.jit(lambda x: x @ x).lower(jnp.zeros((4, 4))).compile().as_text()) == {}
 
 
 ASYNCHRONOUS = """HloModule step, is_scheduled=true
@@ -87,8 +87,8 @@ ENTRY %main (p: f32[64], flag: pred[]) -> (f32[512], f32[64], f32[64]) {
 
 
 def test_asynchronous_pairs_count_once_and_conditionals_count():
-    """As GPUs and TPUs have them."""
-    assert collectives(ASYNCHRONOUS) == {
+    """Programs of GPUs and TPUs have asynchronous pairs."""
+    assert count_collectives(ASYNCHRONOUS) == {
         "all-gather": Traffic(1, 512 * 4),
         "collective-permute": Traffic(1, 64 * 4),
         "reduce-scatter": Traffic(1, 64 * 4),

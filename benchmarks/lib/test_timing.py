@@ -1,4 +1,4 @@
-"""Turns of what is timed, and peak rates of devices."""
+"""Turns of timed cells, and peak rates of devices."""
 
 import statistics
 
@@ -8,33 +8,33 @@ from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.timing import SLOW_MS, Cell, take_turns
 
 
-def recorded(order: list[str], name: str, times: list[float]) -> Cell:
-    """A cell whose turns take the times given, one after another."""
-    left = iter(times)
+def make_cell(order: list[str], name: str, times: list[float]) -> Cell:
+    """Returns a cell whose turns take these times, one after another."""
+    remaining = iter(times)
 
     def turn() -> float:
         order.append(name)
-        return next(left)
+        return next(remaining)
 
-    return Cell.warmed(name, turn)
+    return Cell.warm_up(name, turn)
 
 
 def test_cells_take_turns_and_the_first_ones_after_a_wait_count_for_nothing():
-    order, said = [], []
+    order, logged = [], []
     a, b = [900, 99, 99, 1, 5, 99, 99, 2, 4], [700, 99, 99, 30, 10, 99, 99, 20, 60]
-    cells = [recorded(order, "a", a), recorded(order, "b", b)]
-    take_turns(cells, 2, said.append)
+    cells = [make_cell(order, "a", a), make_cell(order, "b", b)]
+    take_turns(cells, 2, logged.append)
     assert order == ["a", "b"] + (["a"] * 4 + ["b"] * 4) * 2
     assert [cell.median_ms for cell in cells] == [3, 25]
     low, _, high = statistics.quantiles([30, 10, 20, 60], n=4, method="inclusive")
     assert cells[1].iqr_ms == high - low
     assert [cell.rounds_ms for cell in cells] == [[3, 3], [20, 40]]
-    assert "round 1 of 2, about 13 s left" in said[0]
+    assert "round 1 of 2, about 13 s left" in logged[0]
 
 
 def test_a_slow_cell_has_one_turn():
     order: list[str] = []
-    cells = [recorded(order, "slow", [SLOW_MS + 1, 40_000]), recorded(order, "quick", [1] * 9)]
+    cells = [make_cell(order, "slow", [SLOW_MS + 1, 40_000]), make_cell(order, "quick", [1] * 9)]
     take_turns(cells, 2)
     assert order == ["slow", "quick", "slow"] + ["quick"] * 8
     assert (cells[0].median_ms, cells[0].iqr_ms, cells[0].rounds_ms) == (40_000, 0, [40_000])

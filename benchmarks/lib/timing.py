@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 ROUNDS = 3
 SETTLING, COUNTED = 2, 2  # turns of a cell per round
-PAUSE_S = 0.1  # before a turn, so that memory that the last one frees in another thread is available
+PAUSE_S = 0.1  # before a turn, so that memory that the last turn frees in another thread is available
 SLOW_MS = 30_000.0  # a slower cell gets only one turn
 
 
@@ -28,19 +28,19 @@ class Cell:
     times_ms: list[float] = dataclasses.field(default_factory=list)
 
     @classmethod
-    def warmed(cls, name: str, turn: Callable[[], float]) -> "Cell":
-        """A cell after its first turn, in which it may compile, touch its memory, or fail."""
+    def warm_up(cls, name: str, turn: Callable[[], float]) -> "Cell":
+        """Makes a cell and takes its first turn, in which it may compile, touch its memory, or fail."""
         return cls(name, turn, warm_ms=turn())
 
     @classmethod
-    def compiled(cls, name: str, turn: Callable[[], float]) -> "Cell":
-        """A cell after one turn that compiles and one that is timed."""
+    def compile(cls, name: str, turn: Callable[[], float]) -> "Cell":
+        """Makes a cell, with one turn that compiles and one that is timed."""
         turn()
-        return cls.warmed(name, turn)
+        return cls.warm_up(name, turn)
 
     @property
     def median_ms(self) -> float:
-        """Median of its turns."""
+        """The median of its turns."""
         return statistics.median(self.times_ms)
 
     @property
@@ -51,14 +51,14 @@ class Cell:
 
     @property
     def iqr_ms(self) -> float:
-        """Interquartile range; 0 for a single turn."""
+        """The interquartile range; 0 for a single turn."""
         if len(self.times_ms) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.times_ms, n=4, method="inclusive")
         return high - low
 
 
-def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = lambda text: None) -> None:
+def take_turns(cells: Sequence[Cell], rounds: int, log: Callable[[str], None] = lambda text: None) -> None:
     """Runs `rounds` rounds of COUNTED turns per cell; a cell with a slow first turn gets one turn, in the first round.
 
     Uncounted turns come first: while other cells take their turns, caches go cold and a virtual machine may return
@@ -67,12 +67,12 @@ def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = 
     Args:
         cells: the cells, whose `times_ms` are filled in.
         rounds: 1 or more.
-        say: called with the progress and the time left.
+        log: called with the progress and the time left.
     """
     turns = [[cell for cell in cells if i == 0 or cell.warm_ms <= SLOW_MS] for i in range(rounds)]
     for i, turn in enumerate(turns):
         left = (SETTLING + COUNTED) * sum(cell.warm_ms for later in turns[i:] for cell in later) / 1000
-        say(f"round {i + 1} of {rounds}, about {left:,.0f} s left")
+        log(f"round {i + 1} of {rounds}, about {left:,.0f} s left")
         for cell in turn:
             settling, counted = (SETTLING, COUNTED) if cell.warm_ms <= SLOW_MS else (0, 1)
             for number in range(settling + counted):
@@ -82,8 +82,12 @@ def take_turns(cells: Sequence[Cell], rounds: int, say: Callable[[str], None] = 
                     cell.times_ms.append(took_ms)
 
 
-def timed(work: Callable[[], object]) -> Callable[[], float]:
-    """A turn that does `work` and returns the milliseconds; `work` waits for its own end."""
+def make_turn(work: Callable[[], object]) -> Callable[[], float]:
+    """Returns a turn that does `work` and returns the milliseconds; `work` must wait for its end.
+
+    >>> make_turn(lambda: None)() >= 0
+    True
+    """
 
     def turn() -> float:
         start = time.perf_counter()

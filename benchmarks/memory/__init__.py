@@ -1,1 +1,1 @@
-"""Memory of a training step."""
+"""Benchmark of the memory of a training step."""

@@ -1,10 +1,10 @@
-"""Peak memory of one training step, forward, backward and update, on random tokens.
+"""Measures the peak memory of one training step, forward, backward and update, on random tokens.
 
     python -m benchmarks.memory --config=configs/flash_base.py --out=benchmarks/memory/results/memory.jsonl \
         --config.model.max_length=8192 --config.data.tokens_per_batch=8192 --config.train.accumulate=1 \
         --config.model.remat=full
 
-One model a process, since the operating system tells a process's peak only.
+One model per process, since the operating system only reports the peak of a process.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import resource
 import jax
 
 from benchmarks.lib.bare_step import BareStep
-from benchmarks.lib.timing import timed
+from benchmarks.lib.timing import make_turn
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.config.experiment import parse
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     step = BareStep(complete_config(parse(load_config(arguments.config, overrides))))
     step.start()
-    first_step_ms = timed(step.step)()
+    first_step_ms = make_turn(step.step)()
     config = step.config
     line = {
         "family": config.model.label,

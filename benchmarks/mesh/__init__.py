@@ -1,1 +1,1 @@
-"""What a training step on many devices sends and holds."""
+"""Benchmarks of the traffic and memory of a training step on many devices."""

@@ -1,10 +1,10 @@
-"""What a training step requires of each of many devices. It is only compiled for them: no accelerator is needed.
+"""Memory and traffic per device of a training step on many devices, which is only compiled: no accelerator is needed.
 
     python -m benchmarks.mesh.scale --devices=64 --shapes="64,1,1 1,64,1 8,4,2" --sizes="110M 731M" \
         --families="transformer_plus_plus flash" --length=8192 --out=benchmarks/mesh/results/scale.jsonl
 
-A line a size, family and mesh: bytes a device of state and temporary arrays, collectives and the bytes that they carry.
-The CPU's compiler plays that of an accelerator, so temporary bytes are an estimate; state and collectives are exact.
+One line per size, family and mesh: bytes per device of state and temporary arrays, collectives and their bytes. The
+CPU's compiler replaces that of an accelerator, so temporary bytes are an estimate. State and collectives are exact.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from benchmarks.lib.collectives import collectives
+from benchmarks.lib.collectives import count_collectives
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import mesh_shapes, positive, split_words
@@ -29,12 +29,12 @@ from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
 
-# Of the paper of FLASH: name -> layers, width, heads.
+# Sizes of the FLASH paper: name -> layers, width, heads.
 SIZES = {"110M": (12, 768, 12), "336M": (24, 1024, 16), "731M": (24, 1536, 24)}
 
 
-def setup_of(config: ConfigDict, family: str, size: str, shape: tuple[int, ...], length: int, rows: int) -> Setup:
-    """A family and size on a mesh, with this many rows per device of the batch's axes."""
+def make_setup(config: ConfigDict, family: str, size: str, shape: tuple[int, ...], length: int, rows: int) -> Setup:
+    """Builds the setup of a family and size on a mesh, with `rows` sequences per device of the batch's axes."""
     changed: Any = config.copy_and_resolve_references()
     layers, dim, heads = SIZES[size]
     changed.model.update(family=family, num_layers=layers, model_dim=dim, num_heads=heads, max_length=length)
@@ -49,11 +49,11 @@ def setup_of(config: ConfigDict, family: str, size: str, shape: tuple[int, ...],
 
 
 def measure(setup: Setup) -> Line:
-    """The compiled step's own analysis."""
+    """Compiles the step; returns a line with its memory and collectives."""
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh):
         step = CompiledStep(setup)
-    traffic, memory = collectives(step.program.as_text()), step.program.memory_analysis()
+    traffic, memory = count_collectives(step.program.as_text()), step.program.memory_analysis()
     leaves = jax.tree.leaves(setup.abstract)
     state = sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
     return {
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--sizes", default=" ".join(SIZES), help="separated by spaces or commas")
     parser.add_argument("--families", default="transformer_plus_plus flash", help="separated by spaces or commas")
     parser.add_argument("--length", type=positive, default=8192)
-    parser.add_argument("--rows", type=positive, default=1, help="rows per device of the batch's axes")
+    parser.add_argument("--rows", type=positive, default=1, help="sequences per device of the batch's axes")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     config, sizes = load_config(arguments.config, overrides), split_words(arguments.sizes)
@@ -89,16 +89,18 @@ def main(argv: list[str]) -> None:
         raise InputError(f"--sizes={' '.join(unknown)}: must be among {', '.join(SIZES)}")
     jax.config.update("jax_num_cpu_devices", arguments.devices)
     about = provenance(jax.devices()[0].device_kind)
+    # Compile each size and family for each mesh, and append its line.
     for size in sizes:
         for family in split_words(arguments.families):
             for shape in mesh_shapes(arguments.shapes, "--shapes"):
-                setup = setup_of(config, family, size, shape, arguments.length, arguments.rows)
+                setup = make_setup(config, family, size, shape, arguments.length, arguments.rows)
                 line: Line = {"size": size} | measure(setup)
                 append_jsonl(arguments.out, [line | about])
                 print(
                     f"{size} {family} {line['mesh']}: {line['state_bytes_a_device'] / 1e9:.2f} GB of state and "
-                    f"{line['temporary_bytes_a_device'] / 1e9:.2f} GB of temporary arrays a device, "
-                    f"{line['collectives_a_step']} collectives, {line['collective_bytes_a_step'] / 1e9:.3f} GB a step",
+                    f"{line['temporary_bytes_a_device'] / 1e9:.2f} GB of temporary arrays per device, "
+                    f"{line['collectives_a_step']} collectives, "
+                    f"{line['collective_bytes_a_step'] / 1e9:.3f} GB per step",
                     flush=True,
                 )
 

@@ -1,13 +1,13 @@
-"""Our attention beside public implementations: the same weights, the same input, one sublayer.
+"""Compares our attention with public implementations: the same weights, the same input, one sublayer.
 
     make peers
     python -m benchmarks.peers.check --out=benchmarks/peers/results [--families="longformer cosformer"]
 
 The cases, in check.toml, say beforehand whether outputs agree: their largest difference, relative to the largest
-output, is at most 1e-4. Where they do not, a case names the reason, and a case beside it is without that reason. Some
-compare theirs with itself: does an output change that should not? Others are what theirs cannot run. The command fails
-where a case turns out otherwise. Authors' code is read from a checkout of their repository: fetch.py makes it,
-and flags such as --cosformer=PATH say where else it is.
+output, is at most 1e-4. If they do not agree, the case names the reason, and another case is without that reason. Some
+cases compare theirs with itself: does an output change that should not? Other cases are inputs that theirs cannot run.
+The command fails if a case has another outcome. Authors' code is read from a checkout of their repository. fetch.py
+makes it, and flags such as --cosformer=PATH name another path.
 """
 
 import argparse
@@ -57,20 +57,20 @@ class Case:
     """One comparison.
 
     Attributes:
-        family: ours.
-        part: their class, one of the worker's.
-        case: what is compared, in words.
+        family: our family.
+        part: their class, a key of the worker's PARTS.
+        case: the comparison in words.
         expected: AGREES, DIFFERS or FAILS.
-        reason: of a difference or a failure.
-        keys: ours, as for `build_mixer`.
-        settings: theirs, as for the worker.
-        input: how the input is drawn, one of INPUTS.
+        reason: reason of a difference or a failure.
+        keys: our config keys, as for `build_mixer`.
+        settings: their settings, as for the worker.
+        input: distribution of the input, a key of INPUTS.
         scale: factor of the input.
-        shape: rows and length.
-        documents: their lengths in each row, the rest of which is padding; open: one, of the whole row.
-        change: one of CHANGES; theirs is then compared with itself, where the change should not reach.
-        noise: standard deviation of what is added to all weights, so that none is zero or the same for all channels.
-        source: whose code it is: the section of the table.
+        shape: batch size and sequence length.
+        documents: lengths of the documents of each row; the rest of the row is padding. None: one document per row.
+        change: a key of CHANGES; theirs is compared with itself where the change should have no effect.
+        noise: standard deviation of noise that is added to all weights, so that none is zero or equal for all channels.
+        source: section of the table, which says whose code it is.
     """
 
     family: str
@@ -89,7 +89,7 @@ class Case:
     source: str = ""
 
     def segment_ids(self) -> np.ndarray:
-        """B×L."""
+        """Returns the segment ids of the documents, B×L."""
         segments_BxL = np.zeros(self.shape, np.int32)
         for row, lengths in zip(segments_BxL, self.documents or [[self.shape[1]]] * self.shape[0], strict=True):
             filled = np.repeat(np.arange(len(lengths), dtype=np.int32) + 1, lengths)
@@ -97,8 +97,8 @@ class Case:
         return segments_BxL
 
 
-def _filled(mixer: Mixer, rng: np.random.Generator, shape: tuple[int, ...], only_first: bool) -> np.ndarray:
-    """Tokens whose buckets, over all heads and rounds, are each combination equally often; or the first one."""
+def _bucketed_inputs(mixer: Mixer, rng: np.random.Generator, shape: tuple[int, ...], only_first: bool) -> np.ndarray:
+    """Draws tokens in which each combination of LSH buckets is equally frequent; or tokens of the first only."""
     sublayer, (rows, length, width) = mixer.sublayer, shape
     assert isinstance(sublayer, ReformerAttention)
     core = sublayer.core
@@ -106,8 +106,8 @@ def _filled(mixer: Mixer, rng: np.random.Generator, shape: tuple[int, ...], only
     combinations = core.buckets ** (sublayer.heads * core.rounds)
     many_1xNxD = rng.standard_normal((1, 8 * rows * length * combinations, width), np.float32)
     q = sublayer.query(jnp.asarray(many_1xNxD)).reshape(1, -1, sublayer.heads, sublayer.key_width)
-    found = np.asarray(hash_buckets(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
-    code_N = (core.buckets ** np.arange(len(found))) @ found
+    buckets = np.asarray(buckets_of(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
+    code_N = (core.buckets ** np.arange(len(buckets))) @ buckets
     wanted = [0] if only_first else range(combinations)
     each = length // len(wanted)
     picked = np.stack([np.flatnonzero(code_N == n)[: rows * each].reshape(rows, each) for n in wanted], axis=1)
@@ -116,12 +116,12 @@ def _filled(mixer: Mixer, rng: np.random.Generator, shape: tuple[int, ...], only
 
 INPUTS: dict[str, Callable[[Mixer, np.random.Generator, tuple[int, ...]], np.ndarray]] = {
     "normal": lambda _, rng, shape: rng.standard_normal(shape, np.float32),
-    "each_bucket": lambda *arguments: _filled(*arguments, only_first=False),
-    "one_bucket": lambda *arguments: _filled(*arguments, only_first=True),
+    "each_bucket": lambda *arguments: _bucketed_inputs(*arguments, only_first=False),
+    "one_bucket": lambda *arguments: _bucketed_inputs(*arguments, only_first=True),
 }
 
 
-# name -> (the changed input, from the input and another one; what of an output the change should not reach)
+# name -> (the changed input, from the input and another one; the part of an output that should not change)
 CHANGES: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]] = {
     "nothing": (lambda x, new: x, lambda y: y),
     "later tokens": (lambda x, new: np.concatenate([x[:, :16], new[:, 16:]], axis=1), lambda y: y[:, :16]),
@@ -140,11 +140,11 @@ class Prepared(NamedTuple):
 
 
 def prepare(case: Case) -> Prepared:
-    """Draws weights and inputs, and runs ours."""
+    """Draws weights and inputs of a case, and runs ours."""
     mixer = flash_lm.build_mixer(case.family, model_dim=WIDTH, init="lecun", rngs=nnx.Rngs(SEED), **case.keys)
     if case.noise:
-        own = np.random.default_rng(SEED + 1)
-        noisy = lambda x: x + case.noise * jnp.asarray(own.standard_normal(x.shape), x.dtype)
+        noise_rng = np.random.default_rng(SEED + 1)
+        noisy = lambda x: x + case.noise * jnp.asarray(noise_rng.standard_normal(x.shape), x.dtype)
         nnx.update(mixer, jax.tree.map(noisy, nnx.state(mixer, nnx.Param)))
     rng, shape = np.random.default_rng(SEED), (*case.shape, WIDTH)
     draw = lambda: case.scale * INPUTS[case.input](mixer, rng, shape)
@@ -153,14 +153,14 @@ def prepare(case: Case) -> Prepared:
         inputs.append(CHANGES[case.change][0](inputs[0], draw()))
     segment_ids = jnp.asarray(case.segment_ids()) if case.documents else None
     apply = nnx.jit(lambda mixer, x_BxLxD: mixer(x_BxLxD, segment_ids))
-    # What theirs cannot run ours may not be able to either.
+    # Ours may not be able to run inputs that theirs cannot run.
     outputs = [] if case.expected == FAILS else [np.asarray(apply(mixer, jnp.asarray(x))) for x in inputs]
     state = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(mixer.sublayer)))
     return Prepared(case, {".".join(str(key.key) for key in path): np.asarray(x) for path, x in state}, inputs, outputs)
 
 
 def ask(python: pathlib.Path, questions: list[Line], arrays: list[dict[str, np.ndarray]]) -> list[Line]:
-    """The worker's answers, each with an `output` unless it has an `error` or what is `missing`."""
+    """Runs the worker; returns its answers, each with `output`, `error` or `missing`."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for n, values in enumerate(arrays):
@@ -177,13 +177,17 @@ def ask(python: pathlib.Path, questions: list[Line], arrays: list[dict[str, np.n
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference, relative to the largest output of the second; infinite where the first is not finite."""
-    found = np.abs(one.astype(np.float64) - other).max() / np.abs(other).max()
-    return float(found) if np.isfinite(found) else float("inf")
+    """Returns max |one - other| / max |other|; infinite if it is not finite.
+
+    >>> difference(np.array([1.0, 1.0]), np.array([1.0, 2.0]))
+    0.5
+    """
+    relative = np.abs(one.astype(np.float64) - other).max() / np.abs(other).max()
+    return float(relative) if np.isfinite(relative) else float("inf")
 
 
 def verdict(prepared: Prepared, answers: list[Line]) -> Line:
-    """What the case turned out to be, from theirs for each of its inputs."""
+    """Returns the line of a case, from their answer to each of its inputs."""
     case, ours = prepared.case, prepared.outputs
     line: Line = {key: getattr(case, key) for key in ("family", "part", "case", "expected", "reason", "change")}
     line |= {"peer": answers[0]["version"], "threshold": THRESHOLD}
@@ -191,30 +195,33 @@ def verdict(prepared: Prepared, answers: list[Line]) -> Line:
         return line | {"outcome": FAILS, "agrees": None, "error": errors[0]}
     theirs = [answer["output"] for answer in answers]
     if case.change:
-        kept = CHANGES[case.change][1]
-        found = difference(kept(theirs[1]), kept(theirs[0]))
-        line["our_difference"] = difference(kept(ours[1]), kept(ours[0]))
+        unaffected = CHANGES[case.change][1]
+        deviation = difference(unaffected(theirs[1]), unaffected(theirs[0]))
+        line["our_difference"] = difference(unaffected(ours[1]), unaffected(ours[0]))
     elif ours:
         real_BxL = case.segment_ids() > 0
-        found = difference(theirs[0][real_BxL], ours[0][real_BxL])
+        deviation = difference(theirs[0][real_BxL], ours[0][real_BxL])
     else:
         return line | {"outcome": "runs", "agrees": None}
-    outcome = AGREES if found <= THRESHOLD else DIFFERS
-    return line | {"outcome": outcome, "agrees": outcome == AGREES, "difference": found}
+    outcome = AGREES if deviation <= THRESHOLD else DIFFERS
+    return line | {"outcome": outcome, "agrees": outcome == AGREES, "difference": deviation}
 
 
-def surprise(line: Line) -> str | None:
-    """Why a line is not as expected; None: it is."""
+def explain_surprise(line: Line) -> str | None:
+    """Returns why a line is not as expected; None: it is."""
     if line["outcome"] != line["expected"]:
-        found = line.get("error", line.get("difference"))
-        return f"{line['outcome']}{f' ({found})' if found else ''}, expected: {line['expected']}"
+        value = line.get("error", line.get("difference"))
+        return f"{line['outcome']}{f' ({value})' if value else ''}, expected: {line['expected']}"
     if line.get("our_difference", 0) > THRESHOLD:
         return f"ours changes by {line['our_difference']:.1e}, too"
     return None
 
 
 def read_cases(path: pathlib.Path, families: list[str] | None) -> list[Case]:
-    """The table; a section is of the family of its name, unless it says which, and its keys and settings are shared."""
+    """Reads the cases of a table.
+
+    A section is named by its family, unless it has a key `family`. Its keys and settings apply to all of its cases.
+    """
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     if unknown := [name for name in families or () if name not in table]:
         raise InputError(f"--families={' '.join(unknown)}: must be among {', '.join(table)}")
@@ -223,22 +230,22 @@ def read_cases(path: pathlib.Path, families: list[str] | None) -> list[Case]:
         about = table[family]
         for values in about["cases"]:
             both = {key: about.get(key, {}) | values.get(key, {}) for key in ("keys", "settings")}
-            both["keys"] = _with_tuples(both["keys"])
+            both["keys"] = _to_tuples(both["keys"])
             shape = tuple(values.get("shape", Case.shape))
-            own = {"family": about.get("family", family), "part": about["part"], "source": family}
-            cases.append(Case(**(own | values | both | {"shape": shape})))
+            base = {"family": about.get("family", family), "part": about["part"], "source": family}
+            cases.append(Case(**(base | values | both | {"shape": shape})))
     return cases
 
 
-def _with_tuples(x: Any) -> Any:
-    """TOML has lists only; config.model has tuples only."""
+def _to_tuples(x: Any) -> Any:
+    """Turns lists into tuples: TOML only has lists, and config.model only tuples."""
     if isinstance(x, dict):
-        return {key: _with_tuples(value) for key, value in x.items()}
+        return {key: _to_tuples(value) for key, value in x.items()}
     return tuple(x) if isinstance(x, list) else x
 
 
 def checkout(family: str, path: pathlib.Path) -> pathlib.Path | None:
-    """The authors' repository at its commit, or None if it is not there."""
+    """Returns the path of the authors' repository after checking its commit; None: no such path."""
     repository, commit = REPOSITORIES[family]
     if not path.exists():
         return None
@@ -249,11 +256,17 @@ def checkout(family: str, path: pathlib.Path) -> pathlib.Path | None:
 
 
 def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Path | None]) -> list[Line]:
-    """A line for each case whose peer is there; says which are not. `folders`: of the authors' repositories."""
+    """Returns a line per case whose peer is installed, and prints the missing peers.
+
+    Args:
+        cases: the cases.
+        python: the peers' interpreter.
+        folders: folders of the authors' repositories, by family.
+    """
     missing = {family: REPOSITORIES[family][0] for family, folder in folders.items() if folder is None}
-    ready = [prepare(case) for case in cases if case.source not in missing]
+    prepared_cases = [prepare(case) for case in cases if case.source not in missing]
     questions, arrays = [], []
-    for case, weights, inputs, _ in ready:
+    for case, weights, inputs, _ in prepared_cases:
         question: Line = {"part": case.part, "settings": case.settings}
         if folder := folders.get(case.source):
             repository, commit = REPOSITORIES[case.source]
@@ -264,12 +277,12 @@ def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Pa
             questions.append(question)
             arrays.append(weights | {"x": x_BxLxD, "real": np.pad(real_BxL, added, constant_values=True)})
     lines, answers = [], iter(ask(python, questions, arrays) if questions else [])
-    for prepared in ready:
-        own = [next(answers) for _ in prepared.inputs]
-        if "missing" in own[0]:
-            missing[prepared.case.source] = own[0]["missing"]
+    for prepared in prepared_cases:
+        case_answers = [next(answers) for _ in prepared.inputs]
+        if "missing" in case_answers[0]:
+            missing[prepared.case.source] = case_answers[0]["missing"]
         else:
-            lines.append(verdict(prepared, own))
+            lines.append(verdict(prepared, case_answers))
     for family, name in missing.items():
         print(f"{family}: {name} is not there: run `make peers`")
     return lines
@@ -299,7 +312,7 @@ def main(argv: list[str]) -> None:
         print(f"{line['family']}: {line['case']}: {line['outcome']}, {line.get('difference', line.get('error'))}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out / "check.jsonl", lines)
-    if wrong := [f"{line['family']}: {line['case']}: {why}" for line in lines if (why := surprise(line))]:
+    if wrong := [f"{line['family']}: {line['case']}: {why}" for line in lines if (why := explain_surprise(line))]:
         raise RunError("\n".join(wrong))
 
 

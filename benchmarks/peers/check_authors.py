@@ -1,7 +1,7 @@
-"""Layers of their authors' repositories, on the CPU, for `check_worker.py`.
+"""Layers of the authors' repositories, on the CPU, for `check_worker.py`.
 
-Their files import much that a layer on a CPU does not need: what stands in for it is made here. What computes anything
-is an activation by name, and for Mamba-2, in place of two kernels, the references in PyTorch that stand beside them.
+Their files import modules that a layer on a CPU does not need. These are replaced by stubs here. Only two stubs compute
+anything: activations by name, and for Mamba-2 the authors' PyTorch references instead of two kernels.
 """
 
 import contextlib
@@ -22,81 +22,81 @@ Arrays = dict[str, torch.Tensor]
 
 
 @contextlib.contextmanager
-def imports(folder: str, packages: dict[str, str], stubs: dict[str, Any]) -> Iterator[None]:
+def importable(folder: str, packages: dict[str, str], stubs: dict[str, Any]) -> Iterator[None]:
     """Lets files of a repository be imported.
 
     Args:
         folder: the checkout.
-        packages: names of packages and their folders in it; their own __init__.py is not run.
-        stubs: modules by name, and what stands for them.
+        packages: names of packages and their folders in it; their __init__.py is not run.
+        stubs: replacements of modules, by name.
     """
-    made = dict(stubs)
-    for name, place in packages.items():
-        made[name] = types.ModuleType(name)
-        made[name].__path__ = [str(pathlib.Path(folder, place))]
+    modules = dict(stubs)
+    for name, path in packages.items():
+        modules[name] = types.ModuleType(name)
+        modules[name].__path__ = [str(pathlib.Path(folder, path))]
     for name, module in stubs.items():
-        parent, _, own = name.rpartition(".")
+        parent, _, child = name.rpartition(".")
         if parent in packages:
-            setattr(made[parent], own, module)
-    sys.modules.update(made)
+            setattr(modules[parent], child, module)
+    sys.modules.update(modules)
     try:
         yield
     finally:  # another repository may have packages of the same names
-        roots = {name.partition(".")[0] for name in made}
+        roots = {name.partition(".")[0] for name in modules}
         for name in [name for name in sys.modules if name.partition(".")[0] in roots]:
             del sys.modules[name]
 
 
-def linear(module: nn.Linear, *kernels: torch.Tensor) -> None:
-    """Sets y = x W, for several W side by side; a bias is 0."""
-    module.weight.data = torch.cat([kernel.T for kernel in kernels]).contiguous()
+def set_linear(module: nn.Linear, *read_kernels: torch.Tensor) -> None:
+    """Sets y = x W, for several concatenated W; a bias is 0."""
+    module.weight.data = torch.cat([kernel.T for kernel in read_kernels]).contiguous()
     if module.bias is not None:
         module.bias.data.zero_()
 
 
-def kernels(arrays: Arrays, *names: str) -> list[torch.Tensor]:
-    """Ours, by the names of the maps."""
+def read_kernels(arrays: Arrays, *names: str) -> list[torch.Tensor]:
+    """Returns our kernels by the names of the maps."""
     return [arrays[f"{name}.kernel"] for name in names]
 
 
 def transformer_xl(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
-    """`RelPartialLearnableMultiHeadAttn`, a segment after another, without its norm and its residual."""
+    """Runs `RelPartialLearnableMultiHeadAttn`, segment by segment, without its norm and its residual."""
     stubs = {name: mock.MagicMock() for name in ("proj_adaptive_softmax", "log_uniform_sampler")}
-    with imports(folder, {"transformer_xl": "pytorch"}, stubs):
+    with importable(folder, {"transformer_xl": "pytorch"}, stubs):
         theirs = importlib.import_module("transformer_xl.mem_transformer")
     x_LxBxD, heads, size = arrays["x"].transpose(0, 1), settings["heads"], settings["segment"]
     width = x_LxBxD.shape[2]
     module = theirs.RelPartialLearnableMultiHeadAttn(heads, width, width // heads, 0.0, pre_lnorm=True).eval()
     module.layer_norm = nn.Identity()
-    linear(module.qkv_net, *kernels(arrays, "query", "key", "value"))
-    linear(module.r_net, *kernels(arrays, "distance"))
-    linear(module.o_net, *kernels(arrays, "output"))
-    embedding, found, memory = theirs.PositionalEmbedding(width), [], None
+    set_linear(module.qkv_net, *read_kernels(arrays, "query", "key", "value"))
+    set_linear(module.r_net, *read_kernels(arrays, "distance"))
+    set_linear(module.o_net, *read_kernels(arrays, "output"))
+    embedding, outputs, memory = theirs.PositionalEmbedding(width), [], None
     for segment in x_LxBxD.split(size):
         before = 0 if memory is None else len(memory)
         length = len(segment) + before
         mask = torch.ones(len(segment), length, dtype=torch.bool).triu(1 + before)[:, :, None]
-        places = embedding(torch.arange(length - 1, -1, -1.0))
+        positions = embedding(torch.arange(length - 1, -1, -1.0))
         biases = arrays["content_bias"], arrays["position_bias"]
-        found.append(module(segment, places, *biases, attn_mask=mask, mems=memory) - segment)
+        outputs.append(module(segment, positions, *biases, attn_mask=mask, mems=memory) - segment)
         memory = segment
-    return torch.cat(found).transpose(0, 1)
+    return torch.cat(outputs).transpose(0, 1)
 
 
 def adaptive_span(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
-    """`MultiHeadSeqAttention` without positions.
+    """Runs `MultiHeadSeqAttention` without positions.
 
-    Theirs sees the tokens before its own, from a cache of as many: keys and values stand one place later here. The
-    first tokens, which have fewer before them, go one by one through modules whose limit is their number.
+    Theirs sees only earlier tokens, from a cache of fixed size: keys and values are shifted by one token here. The
+    first tokens have fewer predecessors, and go one by one through modules whose limit is their number.
     """
     packages = {"adaptive_span_code": "."}
     stubs = {name: mock.MagicMock() for name in ("persistent_memory", "adaptive_io")}
-    with imports(folder, packages, stubs):
+    with importable(folder, packages, stubs):
         sys.modules["adaptive_span"] = importlib.import_module("adaptive_span_code.adaptive_span")
         theirs = importlib.import_module("adaptive_span_code.models")
         del sys.modules["adaptive_span"]
     x, limit, heads = arrays["x"], settings["limit"], settings["heads"]
-    width, places = x.shape[2], arrays["core.share"] * limit
+    width, spans = x.shape[2], arrays["core.share"] * limit
 
     def attend(first: int, last: int, size: int) -> torch.Tensor:
         span = {"adapt_span_enabled": True, "adapt_span_loss": 0, "adapt_span_ramp": settings["ramp"]}
@@ -109,21 +109,21 @@ def adaptive_span(settings: Settings, arrays: Arrays, folder: str) -> torch.Tens
             adapt_span_params=span,
             pers_mem_params={"pers_mem_size": 0},
         ).eval()
-        module.attn.adaptive_span._mask.current_val.data = (places / size)[:, None, None]
+        module.attn.adaptive_span._mask.current_val.data = (spans / size)[:, None, None]
         for name, ours in (("query", "query"), ("key", "key"), ("val", "value"), ("out", "output")):
-            linear(getattr(module, f"proj_{name}"), *kernels(arrays, ours))
+            set_linear(getattr(module, f"proj_{name}"), *read_kernels(arrays, ours))
         seen = functional.pad(x[:, first - size + 1 : last], (0, 0, 0, 1))
         return module(x[:, first:last], seen, seen, torch.zeros(1, width // heads, size))
 
-    parts = [attend(place, place + 1, place + 1) for place in range(limit - 1)]
+    parts = [attend(position, position + 1, position + 1) for position in range(limit - 1)]
     return torch.cat([*parts, attend(limit - 1, x.shape[1], limit)], dim=1)
 
 
 def lite_transformer(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
-    """`MultiBranch` of their attention and their convolution, causal, as their config of WikiText-103 has it."""
+    """Runs `MultiBranch` of their attention and their convolution, causal, as in their config of WikiText-103."""
     packages = {"fairseq": "fairseq", "fairseq.modules": "fairseq/modules"}
     utils = types.SimpleNamespace(softmax=lambda x, dim, **_: x.softmax(dim))
-    with imports(folder, packages, {"fairseq.utils": utils}):
+    with importable(folder, packages, {"fairseq.utils": utils}):
         load = lambda name: importlib.import_module(f"fairseq.modules.{name}")
         attention = load("multihead_attention").MultiheadAttention
         sys.modules["fairseq.modules"].MultiheadAttention = attention  # type: ignore[attr-defined]
@@ -131,18 +131,21 @@ def lite_transformer(settings: Settings, arrays: Arrays, folder: str) -> torch.T
         convolution = load(settings["file"]).__dict__[settings["name"]]
         x = arrays["x"].transpose(0, 1)
         width, heads, taps = x.shape[2] // 2, settings["heads"], settings["taps"]
+        # Build both branches, and copy our weights into them.
         long = attention(width, heads, self_attention=True)
         more = {"glu": True} if settings["glu"] else {}
         short = convolution(width, taps, taps - 1, heads, weight_softmax=True, with_linear=True, **more)
         for name, ours in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "output")):
-            linear(getattr(long, name), *kernels(arrays, ours))
+            set_linear(getattr(long, name), *read_kernels(arrays, ours))
         if settings.get("gated"):  # ours, before theirs that has none
             short.linear1 = nn.Sequential(nn.Linear(width, 2 * width), nn.GLU())
         gate = ("short_gate",) if settings["glu"] or settings.get("gated") else ()
-        linear(short.linear1[0] if settings.get("gated") else short.linear1, *kernels(arrays, "short_value", *gate))
-        linear(short.linear2, *kernels(arrays, "short_output"))
+        set_linear(
+            short.linear1[0] if settings.get("gated") else short.linear1, *read_kernels(arrays, "short_value", *gate)
+        )
+        set_linear(short.linear2, *read_kernels(arrays, "short_output"))
         if "taps.kernel" in arrays:
-            linear(short.weight_linear, *kernels(arrays, "taps"))
+            set_linear(short.weight_linear, *read_kernels(arrays, "taps"))
         else:
             short.weight.data = arrays["taps"][:, None]
         later = torch.full((len(x), len(x)), -torch.inf).triu(1)
@@ -150,23 +153,24 @@ def lite_transformer(settings: Settings, arrays: Arrays, folder: str) -> torch.T
 
 
 def mega(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
-    """`MovingAverageGatedAttention`, causal, in chunks, with the rotary bias."""
+    """Runs `MovingAverageGatedAttention`, causal, in chunks, with the rotary bias."""
     utils = types.SimpleNamespace(
         get_activation_fn=lambda activation: getattr(functional, activation),
         softmax=lambda x, dim, onnx_trace: x.softmax(dim),
         relu2=lambda x: functional.relu(x).square(),
     )
     packages = {"fairseq": "fairseq", "fairseq.modules": "fairseq/modules"}
-    with imports(folder, packages, {"fairseq.utils": utils}):
+    with importable(folder, packages, {"fairseq.utils": utils}):
         theirs = importlib.import_module("fairseq.modules.moving_average_gated_attention")
     x, size = arrays["x"].transpose(0, 1), settings["chunk_size"]
     sums, shared = arrays["convolutions.out"].shape[2], arrays["shared.kernel"].shape[1]
+    # Build their module, and copy our weights into it.
     module = theirs.MovingAverageGatedAttention(
         x.shape[2], shared, arrays["value.kernel"].shape[1], sums, rel_pos_bias="rotary", **settings
     ).eval()
-    linear(module.v_proj, *kernels(arrays, "value"))
-    linear(module.mx_proj, *kernels(arrays, "update", "shared", "gate", "candidate"))
-    linear(module.h_proj, *kernels(arrays, "output"))
+    set_linear(module.v_proj, *read_kernels(arrays, "value"))
+    set_linear(module.mx_proj, *read_kernels(arrays, "update", "shared", "gate", "candidate"))
+    set_linear(module.h_proj, *read_kernels(arrays, "output"))
     module.norm.norm.weight.data, module.norm.norm.bias.data = arrays["norm.scale"], arrays["norm.bias"]
     module.gamma.data, module.beta.data = arrays["variants.scale"], arrays["variants.offset"]
     module.rel_pos_bias.alpha.data = arrays["core.bias.query"][None]
@@ -179,12 +183,13 @@ def mega(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
 
 
 def mamba2(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
-    """`Mamba2Simple`: its scan by `ssd_minimal_discrete`, its norm by `rms_norm_ref`, which are theirs, too."""
+    """Runs `Mamba2Simple` with the authors' `ssd_minimal_discrete` for the scan and `rms_norm_ref` for the norm."""
     combined = types.SimpleNamespace(mamba_chunk_scan_combined=None, mamba_split_conv1d_scan_combined=None)
     stubs = {name: mock.MagicMock() for name in ("triton", "triton.language")}
     stubs |= {"mamba_ssm.ops.triton.ssd_combined": combined, "causal_conv1d": mock.MagicMock(causal_conv1d_fn=None)}
     names = ("mamba_ssm", "mamba_ssm.modules", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.utils")
-    with imports(folder, {name: name.replace(".", "/") for name in names}, stubs):
+    with importable(folder, {name: name.replace(".", "/") for name in names}, stubs):
+        # Replace the fused scan by their reference.
         minimal = importlib.import_module("mamba_ssm.modules.ssd_minimal").ssd_minimal_discrete
         gated = importlib.import_module("mamba_ssm.ops.triton.layernorm_gated")
 
@@ -196,6 +201,7 @@ def mamba2(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
         theirs = importlib.import_module("mamba_ssm.modules.mamba2_simple")
     x, states = arrays["x"], arrays["shared.kernel"].shape[1] // 2
     inner, heads = arrays["value.kernel"].shape[1], len(arrays["skip"])
+    # Build their module, and copy our weights into it.
     module = theirs.Mamba2Simple(
         x.shape[2],
         d_state=states,
@@ -204,8 +210,8 @@ def mamba2(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
         use_mem_eff_path=False,
         **settings,
     ).eval()
-    linear(module.in_proj, *kernels(arrays, "gate", "value", "shared", "step_size"))
-    linear(module.out_proj, *kernels(arrays, "output"))
+    set_linear(module.in_proj, *read_kernels(arrays, "gate", "value", "shared", "step_size"))
+    set_linear(module.out_proj, *read_kernels(arrays, "output"))
     taps = torch.cat([arrays["convolutions.value"], arrays["convolutions.shared"]], dim=1)
     module.conv1d.weight.data = taps.T[:, None].contiguous()
     module.conv1d.bias.data = torch.cat([arrays["value_bias"], arrays["shared_bias"]])

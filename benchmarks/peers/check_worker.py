@@ -1,7 +1,7 @@
-"""Other implementations' side of `benchmarks/peers/check.py`, in the peers' environment.
+"""Worker of `benchmarks/peers/check.py`: runs other implementations in the peers' environment.
 
-check_worker.py FOLDER reads FOLDER/questions.json, a list of {"part", "settings"}, and of an authors' repository
-its checkout, "folder", and "version". Weights and input of question n are in FOLDER/n.npz. Its output goes to
+check_worker.py FOLDER reads FOLDER/questions.json, a list of {"part", "settings"}; for an authors' repository also
+"folder", its checkout, and "version". Weights and input of question n are in FOLDER/n.npz. Its output is written to
 FOLDER/n.npy, its version and error to FOLDER/answers.json.
 """
 
@@ -24,21 +24,21 @@ Settings = dict[str, Any]
 Arrays = dict[str, torch.Tensor]
 
 
-def dense(linear: nn.Linear, kernel: torch.Tensor) -> None:
-    """Sets y = x W; ours has no bias."""
+def set_dense(linear: nn.Linear, kernel: torch.Tensor) -> None:
+    """Sets y = x W; our maps have no bias."""
     linear.weight.data = kernel.T.contiguous()
     if linear.bias is not None:
         linear.bias.data.zero_()
 
 
-def named(module: nn.Module, arrays: Arrays, **names: str) -> None:
-    """Copies our kernels into their maps: their name = ours."""
+def copy_maps(module: nn.Module, arrays: Arrays, **names: str) -> None:
+    """Copies our kernels into their maps; keywords are their name = our name."""
     for theirs, ours in names.items():
-        dense(getattr(module, theirs), arrays[f"{ours}.kernel"])
+        set_dense(getattr(module, theirs), arrays[f"{ours}.kernel"])
 
 
 def longformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
-    """With our projection of the output behind it; `global_tokens` in the settings are the first of each row."""
+    """Runs Longformer with our output projection; `global_tokens` in the settings are the first of each sequence."""
     from transformers.models.longformer.modeling_longformer import (  # noqa: PLC0415
         LongformerConfig,
         LongformerSelfAttention,
@@ -50,10 +50,11 @@ def longformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.
     config = LongformerConfig(hidden_size=x.shape[2], num_hidden_layers=1, **settings)
     module = LongformerSelfAttention(config, 0).eval()
     maps = ("query", "key", "value")
-    named(module, arrays, **{name: name for name in maps})
+    copy_maps(module, arrays, **{name: name for name in maps})
     if first:
-        named(module, arrays, **{f"{name}_global": f"global_{name}" for name in maps})
+        copy_maps(module, arrays, **{f"{name}_global": f"global_{name}" for name in maps})
     mask = torch.zeros(x.shape[:2])
+    # Theirs marks global tokens by positive and padding by negative numbers.
     mask[:, :first] = 10000
     mask[~real] = -10000
     out = module(
@@ -67,7 +68,7 @@ def longformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.
 
 
 def nystromformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
-    """With our projection of the output behind it; `init_option` in the settings is set past the config."""
+    """Runs Nyströmformer with our output projection; `init_option` in the settings is set on the module."""
     from transformers.models.nystromformer.modeling_nystromformer import (  # noqa: PLC0415
         NystromformerConfig,
         NystromformerSelfAttention,
@@ -79,7 +80,7 @@ def nystromformer(settings: Settings, arrays: Arrays, folder: str | None) -> tor
     module = NystromformerSelfAttention(
         NystromformerConfig(hidden_size=x.shape[2], segment_means_seq_len=x.shape[1], **settings)
     ).eval()
-    named(module, arrays, query="query", key="key", value="value")
+    copy_maps(module, arrays, query="query", key="key", value="value")
     if settings["conv_kernel_size"]:
         module.conv.weight.data = arrays["core.taps"].T[:, None, :, None].contiguous()
     if option:
@@ -89,7 +90,7 @@ def nystromformer(settings: Settings, arrays: Arrays, folder: str | None) -> tor
 
 
 def reformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
-    """With our projection of the output behind it, and with our rotations unless `drawn` is in the settings."""
+    """Runs Reformer with our output projection, and with our rotations unless `drawn` is in the settings."""
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention, ReformerConfig  # noqa: PLC0415
 
     settings = dict(settings)
@@ -97,7 +98,7 @@ def reformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Te
     x, heads = arrays["x"], settings["num_attention_heads"]
     config = ReformerConfig(hidden_size=x.shape[2], attention_head_size=x.shape[2] // heads, **settings)
     module = LSHSelfAttention(config).eval()
-    named(module, arrays, query_key="query", value="value")
+    copy_maps(module, arrays, query_key="query", value="value")
     ours = arrays["core.rotations"].permute(1, 0, 2).expand(heads, -1, -1, -1)
 
     def rotations(shape: tuple[int, ...], **_: Any) -> torch.Tensor:
@@ -109,32 +110,32 @@ def reformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Te
 
 
 def linformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
-    """Without a mask, which it does not have."""
+    """Runs Linformer, which has no mask."""
     from linformer.linformer import LinformerSelfAttention  # noqa: PLC0415
 
     module = LinformerSelfAttention(arrays["x"].shape[2], **settings).eval()
-    named(module, arrays, to_q="query", to_k="key", to_out="output")
+    copy_maps(module, arrays, to_q="query", to_k="key", to_out="output")
     module.proj_k.data = arrays["core.key_slots"]
     if not settings.get("share_kv"):
-        named(module, arrays, to_v="value")
+        copy_maps(module, arrays, to_v="value")
         module.proj_v.data = arrays.get("core.value_slots", arrays["core.key_slots"])
     return module(arrays["x"])
 
 
 def rwkv(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
-    """Time mixing, in its form for a CPU."""
+    """Runs RWKV's time mixing, in its form for a CPU."""
     from transformers.models.rwkv.modeling_rwkv import RwkvConfig, RwkvSelfAttention  # noqa: PLC0415
 
     module = RwkvSelfAttention(RwkvConfig(hidden_size=arrays["x"].shape[2], num_hidden_layers=1, **settings)).eval()
-    named(module, arrays, **{name: name for name in ("receptance", "key", "value", "output")})
+    copy_maps(module, arrays, **{name: name for name in ("receptance", "key", "value", "output")})
     module.time_decay.data, module.time_first.data = arrays["core.log_rate"], arrays["core.bonus"]
     for name in ("receptance", "key", "value"):
         getattr(module, f"time_mix_{name}").data = arrays[f"convolutions.{name}"][None, None]
     return module(arrays["x"])[0]
 
 
-def source(folder: str | None, file: str) -> Any:
-    """A file of the authors' repository, as a module."""
+def load_source(folder: str | None, file: str) -> Any:
+    """Loads a file of the authors' repository as a module."""
     assert folder
     spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, pathlib.Path(folder, file))
     assert spec and spec.loader
@@ -144,30 +145,30 @@ def source(folder: str | None, file: str) -> Any:
 
 
 def cosformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
-    """Without a mask, which it ignores."""
+    """Runs cosFormer without a mask, which it ignores."""
     x = arrays["x"]
-    module = source(folder, "cosformer.py").CosformerAttention(x.shape[2], **settings).eval()
-    named(module, arrays, q_proj="query", k_proj="key", v_proj="value", out_proj="output")
+    module = load_source(folder, "cosformer.py").CosformerAttention(x.shape[2], **settings).eval()
+    copy_maps(module, arrays, q_proj="query", k_proj="key", v_proj="value", out_proj="output")
     return module(x.transpose(0, 1)).transpose(0, 1)
 
 
 def flowformer(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
-    """Class `name` of file `file`, of which there are several."""
+    """Runs Flowformer: class `name` of file `file`."""
     dim, settings = arrays["x"].shape[2], dict(settings)
-    build = getattr(source(folder, settings.pop("file")), settings.pop("name"))
+    build = getattr(load_source(folder, settings.pop("file")), settings.pop("name"))
     module = build(*[dim] * settings.pop("widths"), **settings).eval()
     projections = {f"{name}_projection": name for name in ("query", "key", "value")}
-    named(module, arrays, **projections, out_projection="output")
+    copy_maps(module, arrays, **projections, out_projection="output")
     return module(*[arrays["x"]] * 3)
 
 
 def reference_core(settings: Settings, arrays: Arrays, folder: str | None) -> torch.Tensor:
-    """Core `core` of flash-linear-attention's reference files; the other settings are its arguments."""
+    """Runs core `core` of flash-linear-attention's reference files; the other settings are its arguments."""
     settings = dict(settings)
-    return CORES[settings.pop("core")](arrays, lambda file: source(folder, file), **settings)
+    return CORES[settings.pop("core")](arrays, lambda file: load_source(folder, file), **settings)
 
 
-# part -> (distribution, or none for a repository; what runs it)
+# part -> (Python distribution, None for a repository; function that runs it)
 PARTS = {
     "LongformerSelfAttention": ("transformers", longformer),
     "NystromformerSelfAttention": ("transformers", nystromformer),
@@ -186,7 +187,7 @@ PARTS = {
 
 
 def answer(question: Settings, path: pathlib.Path) -> Settings:
-    """The version, and the error if there is one; `path` is without a suffix."""
+    """Answers a question with the version and, if it failed, the error; `path` has no suffix."""
     distribution, part = PARTS[question["part"]]
     about: Settings = {"version": question.get("version")}
     if distribution:
@@ -200,13 +201,13 @@ def answer(question: Settings, path: pathlib.Path) -> Settings:
         with torch.no_grad():
             np.save(path.with_suffix(".npy"), part(question["settings"], arrays, question.get("folder")).numpy())
     except Exception as error:
-        said = (str(error).strip() or "no message").splitlines()[0]
-        about["error"] = f"{type(error).__name__}: {said}"
+        message = (str(error).strip() or "no message").splitlines()[0]
+        about["error"] = f"{type(error).__name__}: {message}"
     return about
 
 
 def main(folder: pathlib.Path) -> None:
-    """Answers all questions, on the CPU."""
+    """Answers all questions in a folder, on the CPU."""
     torch.manual_seed(0)
     questions = json.loads((folder / "questions.json").read_text(encoding="utf-8"))
     answers = [answer(question, folder / str(n)) for n, question in enumerate(questions)]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.fetch
 
-`make peers` runs it. It says what cannot be cloned; `check.py` then leaves it out.
+`make peers` runs it. It prints the repositories that cannot be cloned; `check.py` skips them.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ SOURCES = pathlib.Path(".venv-peers/src")
 
 
 def main() -> None:
-    """Leaves alone what is already there, but for its commit."""
+    """Clones missing repositories, and checks out the commit of each."""
     for about in tomllib.loads(TABLE.read_text(encoding="utf-8")).values():
         if "repository" not in about:
             continue

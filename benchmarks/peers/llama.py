@@ -3,8 +3,9 @@
     make peers
     python -m benchmarks.peers.llama --out=benchmarks/peers/results
 
-Of each shape the largest difference of the logits, relative to the largest logit, in each direction; and whether both
-libraries continue a text with the same sixteen tokens. The weights' dtype is that of the file, computing is in float32.
+For each shape it reports the largest difference of the logits, relative to the largest logit, in each direction, and
+whether both libraries continue a text with the same sixteen tokens. Weights have the dtype of the file; computation is
+in float32.
 """
 
 import argparse
@@ -58,7 +59,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def ask(python: pathlib.Path, folder: pathlib.Path, settings: Line | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and continuation of transformers for the model in a folder; with `settings` it draws the model first."""
+    """Returns logits and continuation of transformers for the model in a folder; `settings`: draws the model first."""
     words = [python, WORKER, folder, *([json.dumps(settings)] if settings else [])]
     done = subprocess.run(words, env=user_environment(), capture_output=True, text=True)
     if done.returncode:
@@ -66,8 +67,8 @@ def ask(python: pathlib.Path, folder: pathlib.Path, settings: Line | None = None
     return np.load(folder / "logits.npy"), np.load(folder / "continued.npy")
 
 
-def continued(trained: TrainedModel, ids_L: np.ndarray) -> np.ndarray:
-    """The most likely tokens after the ids, one by one through the cache; end-of-text is ignored."""
+def continue_greedily(trained: TrainedModel, ids_L: np.ndarray) -> np.ndarray:
+    """Returns the greedy continuation of the ids, token by token through the cache; end-of-text is never chosen."""
     not_the_first = np.arange(trained.config.model.vocab_size) != 0
     engine = Engine(trained.decode_params, trained.mesh, end=0, allowed_V=not_the_first)
     greedy = SamplingArrays.from_sampling(Sampling(temperature=0))
@@ -76,9 +77,9 @@ def continued(trained: TrainedModel, ids_L: np.ndarray) -> np.ndarray:
 
 
 def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:
-    """Imports and exports a model of one shape."""
+    """Imports and exports a model of one shape; returns a line with the differences."""
     settings = SMALL | SHAPES[name]
-    theirs, again = folder / "theirs", folder / "again"
+    theirs, exported = folder / "theirs", folder / "again"
     theirs.mkdir()
     ids_BxL = np.random.default_rng(0).integers(4, 260, size=(ROWS, LENGTH))
     np.save(theirs / "ids.npy", ids_BxL)
@@ -87,9 +88,9 @@ def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:
     assert not isinstance(tokenizer, str)
     tokenizer.save(str(theirs / "tokenizer.json"))
     trained = load(import_hf(theirs, folder / "ours"), dtype="float32")
-    export(load(folder / "ours"), again, "other", "llama")
-    np.save(again / "ids.npy", ids_BxL)
-    back, _ = ask(python, again)
+    export(load(folder / "ours"), exported, "other", "llama")
+    np.save(exported / "ids.npy", ids_BxL)
+    back, _ = ask(python, exported)
     scale = np.abs(expected).max()
     return {
         "shape": name,
@@ -98,7 +99,7 @@ def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:
         "largest_logit": float(scale),
         "import_difference": float(np.abs(trained.logits(ids_BxL) - expected).max() / scale),
         "export_difference": float(np.abs(back - expected).max() / scale),
-        "same_continuation": bool((continued(trained, ids_BxL[0]) == after).all()),
+        "same_continuation": bool((continue_greedily(trained, ids_BxL[0]) == after).all()),
     }
 
 

@@ -1,7 +1,7 @@
-"""Hugging Face's side of `benchmarks/peers/llama.py`, in the peers' environment.
+"""Worker of `benchmarks/peers/llama.py`: runs transformers in the peers' environment.
 
-llama_worker.py FOLDER [SETTINGS] writes FOLDER/logits.npy and FOLDER/continued.npy, of FOLDER/ids.npy. With settings,
-as JSON, it first draws a model of that shape and saves it there.
+llama_worker.py FOLDER [SETTINGS] reads FOLDER/ids.npy and writes FOLDER/logits.npy and FOLDER/continued.npy. With
+settings, as JSON, it first draws a model of that shape and saves it in FOLDER.
 """
 
 import json
@@ -20,7 +20,7 @@ def main(folder: pathlib.Path, settings: str | None) -> None:
         about = json.loads(settings)
         model = LlamaForCausalLM(LlamaConfig(**about, initializer_range=0.15))
         for name, x in model.named_parameters():
-            if "norm" in name:  # which start at one
+            if "norm" in name:  # norms start at one
                 torch.nn.init.normal_(x, 1.0, 0.3)
         model.to(getattr(torch, about["dtype"])).save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

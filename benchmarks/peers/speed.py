@@ -1,10 +1,10 @@
-"""Our training step beside those of other libraries: the same shape, precision and number of parameters, in turns.
+"""Times our training step and those of other libraries, in turns: same shape, precision and number of parameters.
 
     make peers
     python -m benchmarks.peers.speed --out=benchmarks/peers/results/sdpa [--peers=sdpa --lengths="512 2048" …]
 
-A peer runs in an environment of its own (requirements-peers.txt), in a process that waits while we take our turn. A
-step is forward, backward, clipping and AdamW of the same number of tokens, which lie on the device.
+A peer runs in a separate environment (requirements-peers.txt), in a process that waits during our turn. A step is
+forward, backward, clipping and AdamW of the same number of tokens, which are on the device.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import jax
 from ml_collections import ConfigDict
 
 from benchmarks.lib.bare_step import BareStep, step_config
-from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, shape_of
-from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
+from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, peer_shape
+from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -34,7 +34,7 @@ from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
 from flash_lm.training.train_state import ModelFunction
 
-# peer -> the keys with which ours is the same model
+# peer -> our config keys of the same model
 PEERS: dict[str, dict[str, Any]] = {
     "sdpa": {"family": "transformer"},
     "flash_pytorch": {"family": "flash", "tie_embeddings": False},
@@ -59,8 +59,8 @@ class PeerError(Exception):
     """An error that a peer returned instead of an answer."""
 
 
-def start(name: str, python: pathlib.Path) -> subprocess.Popen:
-    """The process of a peer, which ends when its input ends. `python`: the interpreter of the peers' environment."""
+def start_peer(name: str, python: pathlib.Path) -> subprocess.Popen:
+    """Starts the process of a peer, which ends when its input ends; `python`: the peers' interpreter."""
     # Threads that spin while they wait would use cores during our turn.
     environment = user_environment() | {"OMP_WAIT_POLICY": "PASSIVE"}
     pipe = subprocess.PIPE
@@ -68,10 +68,10 @@ def start(name: str, python: pathlib.Path) -> subprocess.Popen:
 
 
 def ask(peer: subprocess.Popen, question: Line) -> Line:
-    """The peer's answer.
+    """Sends a question to a peer and returns its answer.
 
     Raises:
-        PeerError: it has none.
+        PeerError: the peer returned an error or ended.
     """
     assert peer.stdin and peer.stdout
     try:
@@ -86,18 +86,18 @@ def ask(peer: subprocess.Popen, question: Line) -> Line:
 
 
 def compare(config: Config, peer: subprocess.Popen, rounds: int) -> Line:
-    """Both sides' step times, or why they are not compared."""
+    """Returns a line with the step times of both sides, or why they are not compared."""
     line: Line = {"params": ModelFunction(config.model, config.seed).parameter_count()}
     try:
-        about = ask(peer, {"build": shape_of(config)})
+        about = ask(peer, {"build": peer_shape(config)})
         line |= {f"peer_{key}": value for key, value in about.items()}
         unequal = abs(about["params"] / line["params"] - 1)
         if unequal > MOST_UNEQUAL:
             return line | {"not_compared": f"the numbers of parameters differ by {unequal:.1%}"}
-        theirs = Cell.warmed("peer", lambda: ask(peer, {"turn": 1})["ms"])
+        theirs = Cell.warm_up("peer", lambda: ask(peer, {"turn": 1})["ms"])
         step = BareStep(config)
         step.start()
-        ours = Cell.warmed("ours", timed(step.step))
+        ours = Cell.warm_up("ours", make_turn(step.step))
         take_turns([ours, theirs], rounds)
     except PeerError as error:
         return line | {"not_compared": str(error)}
@@ -107,27 +107,29 @@ def compare(config: Config, peer: subprocess.Popen, rounds: int) -> Line:
 
 
 def plot(lines: list[Line], path: pathlib.Path) -> None:
-    """One panel per peer: milliseconds per step of both sides against the row length."""
+    """Plots ms per step of both sides against the sequence length, a panel per peer."""
     panels = []
     for name in dict.fromkeys(line["peer"] for line in lines):
-        here = [line for line in lines if line["peer"] == name]
-        sides = [{"code": name, "ms": line["peer_ms"]} | line for line in here]
-        sides += [{"code": f"flash_lm, {line['family']}", "ms": line["ours_ms"]} | line for line in here]
-        panels.append(Panel(sides, "length", "tokens a row", "ms", "milliseconds a training step", title=name))
+        peer_lines = [line for line in lines if line["peer"] == name]
+        sides = [{"code": name, "ms": line["peer_ms"]} | line for line in peer_lines]
+        sides += [{"code": f"flash_lm, {line['family']}", "ms": line["ours_ms"]} | line for line in peer_lines]
+        panels.append(Panel(sides, "length", "tokens per sequence", "ms", "milliseconds per training step", title=name))
     plot_panels([panels], path, curve="code")
 
 
-def configs_of(config: ConfigDict, peers: list[str], lengths: list[int], **step: Any) -> dict[tuple[str, int], Config]:
-    """Our configs by peer and length."""
+def make_configs(
+    config: ConfigDict, peers: list[str], lengths: list[int], **step: Any
+) -> dict[tuple[str, int], Config]:
+    """Returns our configs by peer and length."""
     if unknown := [name for name in peers if name not in PEERS]:
         raise InputError(f"--peers={' '.join(unknown)}: must be among {', '.join(PEERS)}")
-    found = {}
+    configs = {}
     for name in peers:
         changed: Any = config.copy_and_resolve_references()
         changed.model.update(PEERS[name])
         for n in lengths:
-            found[name, n] = step_config(changed, changed.model.family, n, **step)
-    return found
+            configs[name, n] = step_config(changed, changed.model.family, n, **step)
+    return configs
 
 
 def main(argv: list[str]) -> None:
@@ -135,7 +137,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
     parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
-    parser.add_argument("--lengths", default="512 2048 4096", help="row lengths, separated by spaces or commas")
+    parser.add_argument("--lengths", default="512 2048 4096", help="sequence lengths, separated by spaces or commas")
     parser.add_argument("--tokens_per_step", type=positive, default=4096)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
@@ -147,7 +149,7 @@ def main(argv: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     peers, lengths = split_words(arguments.peers), parse_integers(arguments.lengths)
     about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}
-    configs = configs_of(config, peers, lengths, **about)
+    configs = make_configs(config, peers, lengths, **about)
     # A user's allocator settings apply to both sides.
     chosen = sorted(user_environment().items())
     malloc = " ".join(f"{k}={v}" for k, v in chosen if k.startswith(("GLIBC_TUNABLES", "MALLOC_")))
@@ -156,7 +158,7 @@ def main(argv: list[str]) -> None:
     file, lines = arguments.out / "peers.jsonl", []
     file.unlink(missing_ok=True)
     for name in peers:
-        with start(name, arguments.python) as peer:
+        with start_peer(name, arguments.python) as peer:
             for length in lengths:
                 ours = configs[name, length]
                 line = {"peer": name, "family": ours.model.family, "length": length}

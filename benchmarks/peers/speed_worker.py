@@ -1,6 +1,6 @@
-"""The training step of another library, in that library's environment; `benchmarks/peers/speed.py` starts and asks it.
+"""Worker of `benchmarks/peers/speed.py`: a training step of another library, in the peers' environment.
 
-A JSON object a line comes in, and one goes out: {"build": shape} makes a model, {"turn": 1} takes a training step.
+It reads a JSON object per line and writes one: {"build": shape} makes a model, {"turn": 1} takes a training step.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-Shape = dict[str, Any]  # the keys that `benchmarks.lib.peers.shape_of` gives
+Shape = dict[str, Any]  # from `benchmarks.lib.peers.peer_shape`
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -23,7 +23,7 @@ class LanguageModel(nn.Module):
     """Embedding, learned positions, a body of B×L×D -> B×L×D, norm, logits by the embedding's transpose."""
 
     def __init__(self, shape: Shape, body: nn.Module):
-        """`body`: of all layers."""
+        """`body`: the module of all layers."""
         super().__init__()
         self.embedding = nn.Embedding(shape["vocab_size"], shape["model_dim"])
         self.positions = nn.Embedding(shape["length"], shape["model_dim"])
@@ -32,7 +32,7 @@ class LanguageModel(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """B×L -> B×L×V."""
+        """Returns logits, B×L×V, of tokens, B×L."""
         x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         return functional.linear(self.norm(self.body(x)), self.embedding.weight)
 
@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(dim, 4 * dim, bias=False), nn.Linear(4 * dim, dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """B×L×D."""
+        """Returns the output of the block, B×L×D."""
         batch, length, dim = x.shape
         qkv = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, dim // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -59,13 +59,13 @@ class Block(nn.Module):
 
 
 def sdpa(shape: Shape) -> nn.Module:
-    """A Transformer with torch.nn.functional.scaled_dot_product_attention."""
+    """Builds a Transformer with torch.nn.functional.scaled_dot_product_attention."""
     blocks = (Block(shape["model_dim"], shape["num_heads"]) for _ in range(shape["num_layers"]))
     return LanguageModel(shape, nn.Sequential(*blocks))
 
 
 def flash_pytorch(shape: Shape) -> nn.Module:
-    """FLASH-pytorch's language model; a layer of ours is two of its units."""
+    """Builds FLASH-pytorch's language model; a layer of ours is two of its units."""
     from flash_pytorch import FLASHTransformer  # noqa: PLC0415
 
     return FLASHTransformer(
@@ -82,7 +82,7 @@ def flash_pytorch(shape: Shape) -> nn.Module:
 
 
 def fast_transformers(shape: Shape) -> nn.Module:
-    """fast-transformers' causal linear attention."""
+    """Builds fast-transformers' causal linear attention."""
     from fast_transformers.builders import TransformerEncoderBuilder  # noqa: PLC0415
     from fast_transformers.masking import TriangularCausalMask  # noqa: PLC0415
 
@@ -111,7 +111,7 @@ def fast_transformers(shape: Shape) -> nn.Module:
 
 
 def flash_linear_attention(shape: Shape) -> nn.Module:
-    """flash-linear-attention's linear attention, for a GPU."""
+    """Builds flash-linear-attention's linear attention, for a GPU."""
     from fla.models import LinearAttentionConfig, LinearAttentionForCausalLM  # noqa: PLC0415
 
     config = LinearAttentionConfig(
@@ -136,7 +136,7 @@ def flash_linear_attention(shape: Shape) -> nn.Module:
     return Logits()
 
 
-# name -> (distribution that is measured, what builds its model)
+# name -> (Python distribution, builder of its model)
 PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
     "sdpa": ("torch", sdpa),
     "flash_pytorch": ("FLASH-pytorch", flash_pytorch),
@@ -182,22 +182,22 @@ class Step:
 
 
 def main() -> None:
-    """Answers until its input ends."""
+    """Answers questions until its input ends."""
     peer, step = sys.argv[1], None
     torch.set_float32_matmul_precision("high")  # as JAX's float32 products on a GPU
     # Keeps what a library prints out of the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        asked = json.loads(line)
+        question = json.loads(line)
         try:
-            if "build" in asked:
+            if "build" in question:
                 step = None  # frees the last one's memory first
-                step = Step(peer, asked["build"])
+                step = Step(peer, question["build"])
                 answer = step.about
             else:
                 assert step is not None, "build comes first"
                 answer = {"ms": step.turn()}
-        except Exception as error:  # whatever a library raises, the calling script reports it and continues
+        except Exception as error:  # any error of a library; the calling script reports it and continues
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -72,7 +72,7 @@ def cosformer(settings, arrays):
 
 
 def ask(_, questions, arrays):
-    """As the worker answers."""
+    """Answers like the worker."""
     answers = []
     for question, values in zip(questions, arrays, strict=True):
         if question["part"] != "CosformerAttention":
@@ -133,7 +133,9 @@ def test_a_surprise_is_an_error(table, tmp_path):
 
 def test_ours_must_not_change_where_theirs_does_not():
     line = {"outcome": "agrees", "expected": "agrees", "our_difference": 0.5}
-    assert check.surprise(line) == "ours changes by 5.0e-01, too" and not check.surprise(line | {"our_difference": 0})
+    assert check.explain_surprise(line) == "ours changes by 5.0e-01, too" and not check.explain_surprise(
+        line | {"our_difference": 0}
+    )
 
 
 def test_an_output_that_is_not_finite_agrees_with_nothing():
@@ -187,7 +189,7 @@ def test_the_table_is_one_that_the_worker_knows():
 
 
 def test_what_cannot_be_cloned_is_named(tmp_path, monkeypatch, capsys):
-    """And what can is at its commit."""
+    """Repositories that can be cloned are at their commits."""
     origin = tmp_path / "x" / "y"
     origin.mkdir(parents=True)
     git = ["git", "-C", origin, "-c", "user.name=x", "-c", "user.email=x"]

@@ -1,4 +1,4 @@
-"""Llamas there and back, with the oracle in the place of transformers."""
+"""Import and export of Llamas, with the oracle instead of transformers."""
 
 import json
 import sys
@@ -22,8 +22,8 @@ def test_llamas_need_the_peers_environment(tmp_path):
 
 
 @pytest.mark.parametrize("off", [None, "theirs", "again"])
-def test_llamas_there_and_back(off, tmp_path, monkeypatch):
-    """With the oracle in the place of transformers, which may be wrong."""
+def test_llamas_are_imported_and_exported(off, tmp_path, monkeypatch):
+    """With the oracle instead of transformers; `off`: it is wrong in one direction."""
     small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     monkeypatch.setattr(llama, "SMALL", llama.SMALL | small)
     monkeypatch.setattr(llama, "SHAPES", {"all share one": {"num_key_value_heads": 1, "dtype": "float32"}})

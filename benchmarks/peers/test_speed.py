@@ -1,4 +1,4 @@
-"""Our step beside a peer that only says how long it took."""
+"""Our step compared with a fake peer that only reports a time."""
 
 import sys
 
@@ -33,13 +33,13 @@ for line in sys.stdin:
 
 @pytest.mark.slow
 def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
-    """One that has other parameters, cannot be built, or dies gets a line, and the rest goes on."""
+    """A peer that has other parameters, cannot be built, or dies gets a line, and the others continue."""
     out = tmp_path / "out"
     monkeypatch.setattr(speed, "WORKER", tmp_path / "peer.py")
     speed.WORKER.write_text(FAKE_PEER)
     words = ["--config=configs/tiny.py", "--tokens_per_step=64", "--rounds=2", f"--python={sys.executable}", *SMALL]
     config = speed.load_config("configs/tiny.py", [*SMALL, "--config.data.vocab_size=300"])
-    (ours,) = speed.configs_of(config, ["flash_pytorch"], [16], tokens_per_step=64, dtype="float32").values()
+    (ours,) = speed.make_configs(config, ["flash_pytorch"], [16], tokens_per_step=64, dtype="float32").values()
     monkeypatch.setenv("PARAMS", str(speed.ModelFunction(ours.model, 0).parameter_count()))
     peers = ["--peers=flash_pytorch sdpa", "--lengths=16 32 64", "--config.data.vocab_size=300"]
     speed.main([*words, *peers, f"--out={out}"])
@@ -59,7 +59,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
 def test_a_peer_that_dies_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "WORKER", tmp_path / "peer.py")
     speed.WORKER.write_text(FAKE_PEER)
-    with speed.start("sdpa", sys.executable) as peer, pytest.raises(speed.PeerError, match="ended with code 3"):
+    with speed.start_peer("sdpa", sys.executable) as peer, pytest.raises(speed.PeerError, match="ended with code 3"):
         speed.ask(peer, {"turn": 1})
 
 

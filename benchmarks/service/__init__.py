@@ -1,1 +1,1 @@
-"""The service under load, and beside hostile clients."""
+"""The service under load, and with hostile clients."""

@@ -1,11 +1,11 @@
-"""A service under load: requests and tokens per second, latencies, and memory.
+"""Measures a service under load: requests and tokens per second, latencies, and memory.
 
     python -m benchmarks.service --workdir=runs/x --out=benchmarks/service/results [--clients="1 4 16"]
     python -m benchmarks.service --workdir=runs/x --out=benchmarks/service/results --hostile
 
-Clients ask one after the other for greedy continuations of random prompts, by streams, or of a masked model for what a
-mask hides; the service is a process of its own on the same machine. Memory is its resident set after the first hundred
-requests and after all. With --hostile, four clients ask alone and beside those of hostile_clients.py, in turns.
+Clients stream greedy continuations of random prompts, one request after another, or ask a masked model to fill in a
+mask. The service is a separate process on the same machine. Memory is its resident set after the first hundred requests
+and after all. With --hostile, four normal clients are measured alone and with those of hostile_clients.py, in turns.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, append_jsonl, write_jsonl
 from flash_lm.runs.provenance import provenance
 
-GOOD = 4  # normal clients beside hostile ones
+NORMAL_CLIENTS = 4  # normal clients next to hostile ones
 _SHOWN = ("p50_ms", "p99_ms", "requests_per_s", "resident_mb")
 EARLY = 100  # requests until memory is measured for the first time
 COLUMNS: Columns = {
@@ -48,7 +48,7 @@ COLUMNS: Columns = {
 
 
 async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[float, float, int]:
-    """Milliseconds to the first token and to the end, and the number of tokens; `tokens=0` fills in a mask."""
+    """Sends a request; returns ms to the first token, ms to the end, and the number of tokens; 0 fills in a mask."""
     start, first, name = time.perf_counter(), 0.0, ""
     if not tokens:
         answer = await client.post("/api/fill_in", json={"prompt": f"{prompt} [MASK]"})
@@ -70,7 +70,7 @@ async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[floa
 
 
 async def load(url: str, clients: int, requests: int, tokens: int) -> list[tuple[float, float, int]]:
-    """Sends this many requests from this many clients."""
+    """Sends `requests` requests from `clients` clients; returns their timings, see `ask`."""
     draw = random.Random(clients)
     prompts = [
         " ".join(draw.choices(["the", "of", "and", "a", "light", "river", "old", "stone"], k=8))
@@ -79,46 +79,46 @@ async def load(url: str, clients: int, requests: int, tokens: int) -> list[tuple
     limits = httpx.Limits(max_connections=clients)
 
     async def one(client: httpx.AsyncClient) -> list[tuple[float, float, int]]:
-        found = []
+        timings = []
         while prompts:
-            found.append(await ask(client, prompts.pop(), tokens))
-        return found
+            timings.append(await ask(client, prompts.pop(), tokens))
+        return timings
 
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         return [x for each in await asyncio.gather(*(one(client) for _ in range(clients))) for x in each]
 
 
 def resident_mb(process: int) -> float:
-    """The memory of a process, on Linux."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", pathlib.Path(f"/proc/{process}/status").read_text())
-    assert found
-    return int(found[1]) / 1e3
+    """Returns the resident memory of a process in MB, on Linux."""
+    match = re.search(r"VmRSS:\s+(\d+) kB", pathlib.Path(f"/proc/{process}/status").read_text())
+    assert match
+    return int(match[1]) / 1e3
 
 
 def measure(url: str, process: int, clients: int, requests: int, tokens: int) -> Line:
-    """The figures as a flat line."""
+    """Measures a load; returns a flat line."""
     start = time.perf_counter()
-    found = asyncio.run(load(url, clients, requests, tokens))
+    timings = asyncio.run(load(url, clients, requests, tokens))
     seconds = time.perf_counter() - start
-    first, whole, counts = (list(x) for x in zip(*found, strict=True))
+    first_ms, total_ms, counts = (list(x) for x in zip(*timings, strict=True))
     hundredth = lambda values, n: statistics.quantiles(values, n=100, method="inclusive")[n - 1]
     return {
         "clients": clients,
-        "requests": len(found),
+        "requests": len(timings),
         "tokens_a_request": tokens,
-        "requests_per_s": len(found) / seconds,
+        "requests_per_s": len(timings) / seconds,
         "tokens_per_s": sum(counts) / seconds,
-        "p50_ms": statistics.median(whole),
-        "p99_ms": hundredth(whole, 99),
-        "first_p50_ms": statistics.median(first),
-        "first_p99_ms": hundredth(first, 99),
+        "p50_ms": statistics.median(total_ms),
+        "p99_ms": hundredth(total_ms, 99),
+        "first_p50_ms": statistics.median(first_ms),
+        "first_p99_ms": hundredth(first_ms, 99),
         "resident_mb": resident_mb(process),
     }
 
 
 @contextlib.contextmanager
 def hostile_clients(url: str, tokens: int) -> Iterator[None]:
-    """Runs hostile clients meanwhile, in a separate process."""
+    """Runs hostile clients in a separate process until the block ends."""
     path = "/api/generate" if tokens else "/api/fill_in"
     program = pathlib.Path(__file__).with_name("hostile_clients.py")
     others = subprocess.Popen([sys.executable, str(program), url, path, "prompt"])
@@ -131,15 +131,17 @@ def hostile_clients(url: str, tokens: int) -> Iterator[None]:
 
 
 def measure_hostile(url: str, process: int, requests: int, tokens: int, turns: int) -> list[Line]:
-    """Measures normal clients alone and beside hostile ones, in turns; the ratios compare the two within a turn."""
+    """Measures normal clients alone and with hostile ones, in turns; the ratios compare the two within a turn."""
     lines = []
     for turn in range(1, turns + 1):
-        alone = measure(url, process, GOOD, requests, tokens)
+        alone = measure(url, process, NORMAL_CLIENTS, requests, tokens)
         with hostile_clients(url, tokens):
-            beside = measure(url, process, GOOD, requests, tokens)
-        ratios = {f"{key}_ratio": beside[f"{key}_ms"] / alone[f"{key}_ms"] for key in ("p50", "p99")}
-        shown = {f"{key}_{who}": line[key] for who, line in (("alone", alone), ("beside", beside)) for key in _SHOWN}
-        lines.append({"turn": turn, "clients": GOOD, "requests": requests, **shown, **ratios})
+            with_hostile = measure(url, process, NORMAL_CLIENTS, requests, tokens)
+        ratios = {f"{key}_ratio": with_hostile[f"{key}_ms"] / alone[f"{key}_ms"] for key in ("p50", "p99")}
+        shown = {
+            f"{key}_{who}": line[key] for who, line in (("alone", alone), ("beside", with_hostile)) for key in _SHOWN
+        }
+        lines.append({"turn": turn, "clients": NORMAL_CLIENTS, "requests": requests, **shown, **ratios})
         print(f"turn {turn}: p50 {ratios['p50_ratio']:.2f}, p99 {ratios['p99_ratio']:.2f} times as long", flush=True)
     return lines
 
@@ -150,7 +152,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--workdir", required=True, help="the folder of a run trained on text")
     parser.add_argument("--clients", default="1 4 16", help="separated by spaces or commas")
     parser.add_argument(
-        "--hostile", action="store_true", help="measure how long normal clients wait beside hostile ones"
+        "--hostile", action="store_true", help="measure how long normal clients wait when hostile clients run, too"
     )
     parser.add_argument("--turns", type=positive, default=5, help="number of turns with --hostile")
     parser.add_argument("--requests", type=positive, default=400, help="for each number of clients")
@@ -158,7 +160,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--more", type=positive, default=10_000, help="requests until memory is measured again")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
-    clients, file = parse_integers(arguments.clients), arguments.out / "serve.jsonl"
+    clients, file = whole_numbers(arguments.clients), arguments.out / "serve.jsonl"
+    # Start the service, and wait for its address.
     words = [sys.executable, "-m", "flash_lm.serve", f"--workdir={arguments.workdir}", "--port=0"]
     service = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert service.stdout
@@ -169,9 +172,10 @@ def main(argv: list[str]) -> None:
         kind = httpx.get(f"{url}/api/model").json()["kind"]
         tokens = 0 if kind == "fill_in" else arguments.tokens
         if arguments.hostile:
-            measure(url, service.pid, GOOD, EARLY, tokens)  # warm
+            measure(url, service.pid, NORMAL_CLIENTS, EARLY, tokens)  # warm
             lines = measure_hostile(url, service.pid, arguments.requests, tokens, arguments.turns)
             return write_hostile(lines, arguments.out / f"hostile_{kind}.jsonl", pathlib.Path(arguments.workdir).name)
+        # Memory early and late, and the load in between.
         measure(url, service.pid, max(clients), EARLY, arguments.tokens)  # warm-up; first look at its memory
         early_mb = resident_mb(service.pid)
         for number in clients:
@@ -181,6 +185,7 @@ def main(argv: list[str]) -> None:
     finally:
         service.terminate()
         service.wait(60)
+    # Write lines and table.
     memory = {"early_resident_mb": early_mb, "late_resident_mb": more["resident_mb"], "late_requests": arguments.more}
     about = provenance(jax.devices()[0].device_kind) | {"run": pathlib.Path(arguments.workdir).name} | memory
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -195,7 +200,7 @@ def main(argv: list[str]) -> None:
 
 
 def write_hostile(lines: list[Line], file: pathlib.Path, name: str) -> None:
-    """One line per turn, and the medians of the ratios."""
+    """Writes one line per turn, and the medians of the ratios."""
     about = provenance(jax.devices()[0].device_kind) | {"run": name}
     medians = {key: statistics.median(line[key] for line in lines) for key in ("p50_ratio", "p99_ratio")}
     file.parent.mkdir(parents=True, exist_ok=True)

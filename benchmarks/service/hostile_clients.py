@@ -2,9 +2,9 @@
 
     python -m benchmarks.service.hostile_clients http://127.0.0.1:8000 /api/generate prompt
 
-Of each kind two at a time: texts that are far too long, bodies beyond all measure, thousands of masks or of unknown
-keys, as many masks and candidates as are allowed, bodies that come a byte a second or in chunks of a byte without end,
-streams that nobody reads, heads that never end, before the first request and after it, and pages that nobody waits for.
+Two clients of each kind: texts that are far too long, huge bodies, thousands of masks or of unknown keys, as many masks
+and candidates as are allowed, bodies that arrive one byte per second or in endless chunks of one byte, streams that
+nobody reads, headers that never end, before the first request and after it, and pages that nobody waits for.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ Address = tuple[str, int]
 
 
 def request(path: str, body: bytes, *fields: str, length: int | None = None) -> bytes:
-    """A whole request, or one whose Content-Length is larger than its body."""
+    """Returns a complete request, or one whose Content-Length is larger than its body."""
     fields = fields or (f"Content-Length: {length or len(body)}",)
     head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *fields, "", ""]
     return "\r\n".join(head).encode() + body
 
 
 @contextlib.asynccontextmanager
-async def connected(address: Address, **options):
-    """A connection that is closed at the end."""
+async def connect(address: Address, **options):
+    """Opens a connection, and closes it at the end."""
     reader, writer = await asyncio.open_connection(*address, **options)
     try:
         yield reader, writer
@@ -39,23 +39,23 @@ async def connected(address: Address, **options):
 
 
 async def send(address: Address, content: bytes) -> None:
-    """Sends, and reads the answer to the end of its head."""
-    async with connected(address) as (reader, writer):
+    """Sends a request, and reads the headers of the answer."""
+    async with connect(address) as (reader, writer):
         writer.write(content)
         await writer.drain()
         await reader.readuntil(b"\r\n\r\n")
 
 
 async def leave(address: Address, content: bytes) -> None:
-    """Sends without waiting for an answer."""
-    async with connected(address) as (_, writer):
+    """Sends a request without waiting for an answer."""
+    async with connect(address) as (_, writer):
         writer.write(content)
         await writer.drain()
     await asyncio.sleep(1 / PAGES_A_SECOND)
 
 
 async def hold(address: Address, *contents: bytes, seconds: float = 30.0) -> None:
-    """Sends requests one after the other, reads little of the answers, and stays until it is disconnected."""
+    """Sends requests one after another, reads little of the answers, and stays until it is disconnected."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.socket(family) as small:
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -72,8 +72,8 @@ async def hold(address: Address, *contents: bytes, seconds: float = 30.0) -> Non
 
 
 async def drip(address: Address, head: bytes, piece: bytes, pause: float) -> None:
-    """Sends a head and endless pieces of its body, until the service closes the connection."""
-    async with connected(address) as (reader, writer):
+    """Sends headers and endless pieces of a body, until the service closes the connection."""
+    async with connect(address) as (reader, writer):
         writer.write(head)
         end = asyncio.ensure_future(reader.read())
         try:
@@ -94,6 +94,7 @@ async def attack(url: str, path: str, field: str) -> None:
     stream = request("/api/generate/stream", json.dumps({"prompt": "a", "max_tokens": 512}).encode())
     page = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
     chunked = "Transfer-Encoding: chunked"
+    # Each kind of client, see the docstring of this module.
     kinds: list[Callable[[], Awaitable[None]]] = [
         lambda: send(address, ask("long words " * 8_800)),
         lambda: send(address, request(path, b"x" * 3_000_000)),
@@ -110,13 +111,13 @@ async def attack(url: str, path: str, field: str) -> None:
         lambda: leave(address, page.replace(b"/ ", b"/nowhere ")),
     ]
 
-    async def without_end(kind: Callable[[], Awaitable[None]]) -> None:
+    async def repeat_forever(kind: Callable[[], Awaitable[None]]) -> None:
         while True:
             with contextlib.suppress(OSError, EOFError):
                 await kind()
             await asyncio.sleep(0.01)
 
-    await asyncio.gather(*(without_end(kind) for kind in kinds for _ in range(EACH)))
+    await asyncio.gather(*(repeat_forever(kind) for kind in kinds for _ in range(EACH)))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What a training step costs, and what stands around it."""
+"""Benchmarks of training steps and of their overhead."""

@@ -1,10 +1,10 @@
-"""What users wait for in the first minute: --help, and the first step of a first and a second run on a machine.
+"""Measures the waits of the first minute: --help, and the first step of a first and a second run on a machine.
 
     python -m benchmarks.steps.first_minute --out=benchmarks/steps/results/first_minute.jsonl
 
-Seconds from the start of the process, each the median of the rounds, in a home directory of its own. `first_run` has
-nothing there: it trains the tokenizer, tokenises and compiles; `first_compilation` finds the tokens, `second_run` the
-compiled programs, too.
+Seconds from the start of the process, each the median of the rounds, in a new home directory. `first_run` starts with
+an empty home: it trains the tokenizer, tokenises and compiles. `first_compilation` has the tokens, `second_run` also
+the compiled programs.
 """
 
 import argparse
@@ -33,24 +33,24 @@ _SHORT = ("--config.train.steps=2", "--config.train.warmup_steps=1", "--config.t
 
 
 def help_seconds(name: str, environment: dict[str, str]) -> float:
-    """Seconds until a command has printed its flags."""
+    """Returns the seconds until a command has printed its flags."""
     start = time.perf_counter()
-    _finish([f"flash_lm.{name}", "--help"], environment)
+    _run_command([f"flash_lm.{name}", "--help"], environment)
     return time.perf_counter() - start
 
 
 def first_step_seconds(home: pathlib.Path, config: str, overrides: Sequence[str], environment: dict[str, str]) -> float:
-    """Seconds until a new run has done its first step, according to its own log."""
+    """Returns the seconds until a new run has done its first step, according to its log."""
     workdir = home / "run"
     words = [f"--config={config}", f"--workdir={workdir}", *_SHORT, "--config.train.eval_steps=1", *overrides]
-    _finish(["flash_lm.train", *words], environment | {"HOME": str(home)})
+    _run_command(["flash_lm.train", *words], environment | {"HOME": str(home)})
     (seconds,) = (line["first_step_s"] for line in read_jsonl(workdir / "metrics.jsonl") if "first_step_s" in line)
     shutil.rmtree(workdir)
     return seconds
 
 
-def rounds_of_steps(rounds: int, config: str, overrides: Sequence[str], environment: dict[str, str]) -> list[Line]:
-    """One line per case; each round has its own home folder."""
+def measure_first_steps(rounds: int, config: str, overrides: Sequence[str], environment: dict[str, str]) -> list[Line]:
+    """Returns one line per case; each round has a new home folder."""
     cases: dict[str, list[float]] = {"first_run": [], "first_compilation": [], "second_run": []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -60,14 +60,14 @@ def rounds_of_steps(rounds: int, config: str, overrides: Sequence[str], environm
                 if case == "first_compilation":
                     shutil.rmtree(compiled)
                 seconds.append(first_step_seconds(home, config, overrides, environment))
-    return [{"config": config, "until": "first step", "case": case} | _told(x) for case, x in cases.items()]
+    return [{"config": config, "until": "first step", "case": case} | _summarize(x) for case, x in cases.items()]
 
 
-def _told(seconds: list[float]) -> Line:
+def _summarize(seconds: list[float]) -> Line:
     return {"seconds": statistics.median(seconds), "rounds_s": seconds}
 
 
-def _finish(words: list[str], environment: dict[str, str]) -> None:
+def _run_command(words: list[str], environment: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-m", *words], env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RunError(f"{' '.join(words)} failed:\n{done.stderr}")
@@ -86,8 +86,8 @@ def main(argv: list[str]) -> None:
     lines: list[Line] = []
     for name in COMMANDS:
         seconds = [help_seconds(name, environment) for _ in range(arguments.rounds)]
-        lines.append({"command": name, "until": "--help"} | _told(seconds))
-    lines += rounds_of_steps(arguments.rounds, arguments.config, overrides, environment)
+        lines.append({"command": name, "until": "--help"} | _summarize(seconds))
+    lines += measure_first_steps(arguments.rounds, arguments.config, overrides, environment)
     append_jsonl(arguments.out, [line | provenance(jax.devices()[0].device_kind) for line in lines])
     for line in lines:
         what = line.get("command", line.get("case"))

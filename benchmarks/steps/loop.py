@@ -1,4 +1,4 @@
-"""The overhead of the training loop over the bare compiled step, and the speed of tokenising a corpus.
+"""Measures the overhead of the training loop over the bare compiled step, and the speed of tokenising a corpus.
 
     python -m benchmarks.steps.loop --config=configs/quickstart.py --out=benchmarks/steps/results/loop.jsonl
 
@@ -30,7 +30,7 @@ from flash_lm.training.train_loop import train
 
 
 def loop_step_ms(config: ConfigDict) -> float:
-    """Median over a run's logged intervals, by its own clock; the first interval is the warm-up."""
+    """Returns the median ms per step over a run's logged intervals; the first interval is the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         train(config, pathlib.Path(folder))
         lines = [line for line in read_jsonl(pathlib.Path(folder) / "metrics.jsonl") if line["split"] == "train"]
@@ -38,7 +38,7 @@ def loop_step_ms(config: ConfigDict) -> float:
 
 
 def bare_step_ms(config: ConfigDict) -> float:
-    """Median over intervals with the same number of steps as the loop's log intervals."""
+    """Returns the median ms per step over intervals as long as the loop's log intervals."""
     experiment = build_experiment(parse(config))
     with jax.set_mesh(experiment.mesh):
         step, state = CompiledStep(experiment), new_state(experiment)
@@ -55,10 +55,10 @@ def bare_step_ms(config: ConfigDict) -> float:
 
 
 def tokenise_mb_per_s(config: ConfigDict) -> float:
-    """Megabytes of text per second into an empty cache, without training the tokenizer."""
+    """Returns megabytes of text per second into an empty cache, without training the tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = build_experiment(parse(config))
-        model = pathlib.Path(folder) / "given.model"
+        model = pathlib.Path(folder) / "tokenizer.model"
         model.write_bytes(experiment.corpus.tokenizer.model_bytes())
         data = dataclasses.replace(parse(config).data, cache_dir=folder, tokenizer_path=str(model))
         start = time.perf_counter()

@@ -1,11 +1,11 @@
-"""What a training step costs, by family and length: time, memory, and the share of the device's peak rate.
+"""Measures a training step by family and length: time, memory, and the share of the device's peak rate.
 
     python -m benchmarks.steps.step_time --families="transformer_plus_plus flash" --lengths="512 2048 8192" \
         --size=small --out=benchmarks/steps/results/papers [--config.model.chunks.size=256 …]
 
-A step is forward, backward and update of the same number of tokens at each length, on tokens that lie on the device.
-Families take turns; on a CPU the peak is a matrix product that takes turns with them. A family may stand there with
-keys of its own, as in flash+kernels=xla+remat=full, beside itself without them.
+A step is forward, backward and update of the same number of tokens at each length, on tokens that are on the device.
+Families take turns. On a CPU the peak is a matrix product that takes turns with them. A family may have other keys, as
+in flash+kernels=xla+remat=full, and may also be listed without them.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from benchmarks.lib.bare_step import BareStep, step_config
 from benchmarks.lib.peaks import peak_flops
-from benchmarks.lib.timing import ROUNDS, Cell, take_turns, timed
+from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -46,7 +46,7 @@ SIZES = {  # configs by the name of a size
 }
 PRODUCT = 2048  # rows and columns of the matrices whose product is a CPU's peak
 # Keys that the flags set, see `step_config`.
-TAKEN = (
+FLAG_KEYS = (
     "task",
     "model.family",
     "model.max_length",
@@ -58,19 +58,19 @@ TAKEN = (
 
 
 def compile_steps(
-    configs: dict[str, Config], say: Callable[[str], None]
+    configs: dict[str, Config], log: Callable[[str], None]
 ) -> tuple[dict[str, BareStep], dict[str, Line]]:
-    """The compiled steps by family, and the facts about each."""
+    """Compiles the steps; returns them by family, and a line of facts about each."""
     steps, lines = {}, {}
-    # Compiling one keeps one core busy at a time, and the cores of a small machine have two threads each.
+    # Each compilation keeps one core busy, and the cores of a small machine have two threads each.
     pool = concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
     compiling = {family: pool.submit(BareStep, config) for family, config in configs.items()}
     for family, config in configs.items():
         try:
             step = steps[family] = compiling[family].result()
-        except Exception as error:  # whatever fails for one variant on this machine, the others continue
-            lines[family] = why_not(error)
-            say(f"{family}: {next(iter(lines[family].values()))}")
+        except Exception as error:  # any failure of one variant on this machine; the others continue
+            lines[family] = failure_line(error)
+            log(f"{family}: {next(iter(lines[family].values()))}")
             continue
         lines[family] = {
             "params": step.parameters,
@@ -81,7 +81,7 @@ def compile_steps(
             "kernels": step.kernels,
             "config_hash": config_hash(dataclasses.asdict(config)),
         }
-        say(f"{family} compiled in {step.compile_s:.1f} s, {step.peak_bytes / 1e6:,.0f} MB")
+        log(f"{family} compiled in {step.compile_s:.1f} s, {step.peak_bytes / 1e6:,.0f} MB")
     return steps, lines
 
 
@@ -96,24 +96,24 @@ def warm_up(steps: dict[str, BareStep], lines: dict[str, Line]) -> dict[str, Cel
             continue
         try:
             step.start()
-            cells[family] = Cell.warmed(family, timed(step.step))
+            cells[family] = Cell.warm_up(family, make_turn(step.step))
         except jax.errors.JaxRuntimeError as error:
-            lines[family] |= why_not(error)
+            lines[family] |= failure_line(error)
             continue
         states, largest = states + state, max(largest, step.temp_bytes)
     return cells
 
 
-def measure(configs: dict[str, Config], rounds: int, say: Callable[[str], None]) -> dict[str, Line]:
+def measure(configs: dict[str, Config], rounds: int, log: Callable[[str], None]) -> dict[str, Line]:
     """Measures each family with the same length, precision and number of tokens."""
-    steps, lines = compile_steps(configs, say)
+    steps, lines = compile_steps(configs, log)
     cells, device, some = warm_up(steps, lines), jax.devices()[0], next(iter(configs.values()))
     if device.platform == "cpu":
-        product = Cell.warmed("matrix product", timed(matrix_product(some.model.dtype)))
-        take_turns([*cells.values(), product], rounds, say)
+        product = Cell.warm_up("matrix product", make_turn(matrix_product(some.model.dtype)))
+        take_turns([*cells.values(), product], rounds, log)
         peak = 2 * PRODUCT**3 / (product.median_ms / 1000)
     else:
-        take_turns(list(cells.values()), rounds, say)
+        take_turns(list(cells.values()), rounds, log)
         peak = peak_flops(device.device_kind, some.model.dtype)
     for family, cell in cells.items():
         rate = lines[family]["model_flops"] / (cell.median_ms / 1000)
@@ -132,14 +132,14 @@ def measure(configs: dict[str, Config], rounds: int, say: Callable[[str], None])
 
 
 def matrix_product(dtype: str) -> Callable[[], jax.Array]:
-    """A product of square matrices with a float32 result, compiled."""
+    """Returns a compiled product of square matrices with a float32 result."""
     a = jax.random.normal(jax.random.key(0), (PRODUCT, PRODUCT), dtype)
     product = jax.jit(lambda a: jax.lax.dot(a, a, preferred_element_type=jnp.float32))
     return lambda: jax.block_until_ready(product(a))
 
 
-def why_not(error: Exception) -> Line:
-    """The line for a cell that ran out of memory, or failed."""
+def failure_line(error: Exception) -> Line:
+    """Returns the line of a cell that ran out of memory, or failed."""
     key = "does_not_fit" if "RESOURCE_EXHAUSTED" in str(error) else "failed"
     return {key: f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 
@@ -153,7 +153,7 @@ def main(argv: list[str]) -> None:
         help="separated by spaces, each may have +key=value; default: all that have a form for the task",
     )
     parser.add_argument(
-        "--lengths", default="512 1024 2048 4096 8192", help="row lengths, separated by spaces or commas"
+        "--lengths", default="512 1024 2048 4096 8192", help="sequence lengths, separated by spaces or commas"
     )
     parser.add_argument("--tokens_per_step", type=int, default=8192)
     parser.add_argument("--task", default="causal_lm", help="name of a task")
@@ -164,10 +164,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
-    if taken := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in TAKEN))]:
-        raise InputError(f"{', '.join(taken)}: use this program's own flags instead, see --help")
-    config, lengths = load_config(SIZES[arguments.size], overrides), parse_integers(arguments.lengths)
-    families = arguments.families.split() or families_with_form(TASKS[arguments.task].causal)
+    if misplaced := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in FLAG_KEYS))]:
+        raise InputError(f"{', '.join(misplaced)}: use this program's flags instead, see --help")
+    config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
+    families = arguments.families.split() or with_form(TASKS[arguments.task].causal)
     # Reports all errors before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
     variants = {word: variant(config, word) for word in families}
@@ -183,9 +183,9 @@ def main(argv: list[str]) -> None:
         measured = measure(
             configs[length], arguments.rounds, lambda text, n=length: print(f"length {n}: {text}", flush=True)
         )
-        here = [{"family": family, "length": length} | line | about for family, line in measured.items()]
-        append_jsonl(file, here)
-        lines += here
+        length_lines = [{"family": family, "length": length} | line | about for family, line in measured.items()]
+        append_jsonl(file, length_lines)
+        lines += length_lines
         spent = time.perf_counter() - start
         left = spent / done * (len(lengths) - done)
         print(f"{done} of {len(lengths)} lengths, about {left / 60:.0f} min left", flush=True)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 @pytest.mark.slow
 def test_the_first_minute(tmp_path, monkeypatch, capsys):
-    """Each round begins in a home that has nothing, and the user's own is left alone."""
+    """Each round begins with an empty home, and the user's home is left alone."""
     out = tmp_path / "out.jsonl"
     monkeypatch.setattr(first_minute, "COMMANDS", ("train",))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

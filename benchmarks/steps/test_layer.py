@@ -1,4 +1,4 @@
-"""The time of a layer by the length of its rows, at tiny sizes."""
+"""Time of a layer by sequence length, at tiny sizes."""
 
 import pytest
 

@@ -20,6 +20,6 @@ def test_step_times_are_shown_with_what_did_not_fit(tmp_path):
     lines.append(about | {"family": "aft_full", "length": 1024, "temp_bytes": 10**12, "does_not_fit": "1000 GB"})
     text = step_time_tables(lines)
     assert "| flash  | 512 | 1,024 |" in text and "1000 GB" in text
-    assert "peak" not in text  # nothing is told of a device whose peak nobody knows
+    assert "peak" not in text  # no fraction for a device with an unknown peak
     plot_step_times(lines, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -19,7 +19,7 @@ SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "mo
 
 @pytest.mark.slow
 def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
-    """One line a cell; one that does not fit gets a line, and the rest goes on."""
+    """One line per cell; a cell that does not fit gets a line, and the others continue."""
     out = tmp_path / "out"
     monkeypatch.setattr(step_time, "PRODUCT", 64)
     words = ["--size=tiny", "--families=transformer_plus_plus flash", "--lengths=16 32", "--tokens_per_step=64"]
@@ -49,8 +49,8 @@ def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_family_beside_itself_with_other_keys(tmp_path, monkeypatch, capsys):
-    """And no further length once the time is spent."""
+def test_a_family_with_and_without_other_keys(tmp_path, monkeypatch, capsys):
+    """No further length is started after the time limit."""
     out = tmp_path / "out"
     monkeypatch.setattr(step_time, "PRODUCT", 64)
     monkeypatch.setattr(step_time.time, "perf_counter", iter(range(0, 10**6, 100)).__next__)

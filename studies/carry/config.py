@@ -1,4 +1,4 @@
-"""What a state that is carried from row to row is worth: families trained with it and without, scored by position.
+"""The gain from a state that is carried between sequences: families trained with and without it, scored by position.
 
     python -c "import pathlib, pandas; d = pathlib.Path('ten_books'); d.mkdir(); \
         [pandas.read_parquet(f).head(10 if f.stem == 'train' else None).to_parquet(d / f.name) \
@@ -11,14 +11,14 @@
 
 Set before the first run: the perplexity of the first 32768 tokens of the test split's books. Training with a carried
 state helps a family if its perplexity at positions from 8192 on, with the state, is at least 2 % below that of the
-model trained on rows by themselves and scored in rows by themselves; and a family uses a long state without being
-trained for it if the second model, scored with the state, is at least 2 % below itself without. Seeds: one, so
-neither is a verdict. The learning rate is that of configs/quickstart.py, not tuned. Both arms read the same ten books,
-about once, in rows of the same length.
+model trained and scored on separate sequences. A family uses a long state without being trained for it if the second
+model, scored with the state, is at least 2 % below itself without. Seeds: one, so neither is a verdict. The learning
+rate is that of configs/quickstart.py, not tuned. Both arms read the same ten books, about once, in sequences of the
+same length.
 
-A first design had all 230 books and 750 steps. There eight streams read about a dozen books, and rows by themselves
-come from all: FLASH's perplexity on the validation split, in rows by themselves, was 104.6 when trained on such rows
-and 135.4 when trained in streams. That says what few books do, and nothing of the state, so it was stopped.
+A first design had all 230 books and 750 steps. In it eight streams read about a dozen books, and separate sequences
+come from all books. FLASH's perplexity on the validation split, in separate sequences, was 104.6 when trained on such
+sequences and 135.4 when trained in streams. That shows the effect of few books and not of the state, so it was stopped.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Claims of the papers and of this project, and the verdict on each by the rules of claims.toml: writes CLAIMS.md.
+"""Judges the claims of the papers and of this project by the rules of claims.toml, and writes CLAIMS.md.
 
 python -m flash_lm.sweep --config=studies/claims/configs/aft.py --split=test --workdir=runs/aft \
         --config.data.corpus=hf --config.data.path=$DATA/wikitext2
@@ -13,7 +13,7 @@ from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
-from studies.claims.collect import collect, merged
+from studies.claims.collect import collect, merge_lines
 from studies.claims.page import CURVES, RESULTS, ROOT, RUNS, read_table, write_claims
 
 
@@ -29,15 +29,15 @@ def add_runs(study: str, runs: pathlib.Path, root: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, lines in zip((RUNS, CURVES), collected, strict=True):
         before = read_lines(folder / name)
-        write_jsonl(folder / name, merged(before, lines))
+        write_jsonl(folder / name, merge_lines(before, lines))
 
 
 def main(argv: list[str]) -> None:
     """Writes CLAIMS.md and results/verdicts.jsonl."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--study", help="a study of claims.toml, whose runs are added")
+    parser.add_argument("--study", help="a study of claims.toml; its runs are added")
     parser.add_argument("--runs", type=local_path, help="the folder of its sweep")
-    parser.add_argument("--root", type=local_path, default=ROOT, help="of the repository, whose results are read")
+    parser.add_argument("--root", type=local_path, default=ROOT, help="root of the repository whose results are read")
     arguments = parser.parse_args(argv)
     if bool(arguments.study) != bool(arguments.runs):
         raise InputError("--study and --runs go together: name the study of the folder's runs")

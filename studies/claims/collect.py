@@ -1,4 +1,4 @@
-"""Results of a study with several seeds: folders named RUN_seed_N, and files that keep their lines."""
+"""Collects the results of a study with several seeds from folders named RUN_seed_N."""
 
 import pathlib
 import re
@@ -10,19 +10,19 @@ from flash_lm.runs.jsonl import Line, read_jsonl
 from flash_lm.runs.run_name import NEWEST
 from studies.claims.evidence import Run
 
-_OF_A_CURVE = ("step", "loss", "tokens", "train_seconds")
+_CURVE_KEYS = ("step", "loss", "tokens", "train_seconds")
 
 
 def collect(folder: pathlib.Path) -> tuple[list[Line], list[Line]]:
-    """Scores and validation curves of the finished runs of a study."""
+    """Reads the scores and validation curves of the finished runs in a folder."""
     scores, curves = [], []
     for path in sorted(folder.glob("*_seed_*/results.jsonl")):
         name, seed = re.fullmatch(r"(.+)_seed_(\d+)", path.parent.name).groups()  # type: ignore[union-attr]
         about = {"run": name, "seed": int(seed)}
-        scored = [line for line in read_jsonl(path) if line.get("own_corpus", True) and _is_newest(line)]
-        newest = {(line["split"], line["length"]): line | about for line in scored}
+        newest_checkpoint = [line for line in read_jsonl(path) if line.get("own_corpus", True) and _is_newest(line)]
+        newest = {(line["split"], line["length"]): line | about for line in newest_checkpoint}
         scores += newest.values()
-        curves += [about | {key: line[key] for key in _OF_A_CURVE} for line in validation_curve(path.parent)]
+        curves += [about | {key: line[key] for key in _CURVE_KEYS} for line in validation_curve(path.parent)]
     return scores, curves
 
 
@@ -30,17 +30,17 @@ def _is_newest(line: Line) -> bool:
     return line.get("checkpoint", NEWEST) == NEWEST
 
 
-def merged(before: list[Line], lines: list[Line]) -> list[Line]:
-    """The lines of the runs here, and earlier lines of runs on other machines."""
-    here = {(line["run"], line["seed"]) for line in lines}
-    kept = [line for line in before if (line["run"], line["seed"]) not in here]
+def merge_lines(before: list[Line], lines: list[Line]) -> list[Line]:
+    """Merges new lines with earlier lines of other runs, such as those of other machines; returns them sorted."""
+    new_runs = {(line["run"], line["seed"]) for line in lines}
+    kept = [line for line in before if (line["run"], line["seed"]) not in new_runs]
     return sorted(kept + lines, key=lambda line: (line["run"], line["seed"]))
 
 
-def gather(scores: Iterable[Line]) -> dict[str, dict[int, Run]]:
-    """The runs of a study by name and seed."""
-    found: dict[str, dict[int, Run]] = defaultdict(dict)
+def group_runs(scores: Iterable[Line]) -> dict[str, dict[int, Run]]:
+    """Groups score lines into runs, by name and seed."""
+    runs: dict[str, dict[int, Run]] = defaultdict(dict)
     for line in scores:
-        run = found[line["run"]].setdefault(line["seed"], Run({}, line["trained_length"]))
-        found[line["run"]][line["seed"]] = Run({**run.scores, (line["split"], line["length"]): line}, run.trained_at)
-    return found
+        run = runs[line["run"]].setdefault(line["seed"], Run({}, line["trained_length"]))
+        runs[line["run"]][line["seed"]] = Run({**run.scores, (line["split"], line["length"]): line}, run.trained_at)
+    return runs

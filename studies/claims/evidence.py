@@ -1,4 +1,4 @@
-"""The evidence for claims: the runs of studies by name and seed, and the lines of result files."""
+"""Evidence for claims: runs of studies by name and seed, and lines of result files."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,25 @@ class Run:
     """One seed of a run of a study.
 
     Attributes:
-        scores: its result lines, by split and row length.
-        trained_at: the row length of training.
+        scores: its result lines, by split and sequence length.
+        trained_at: the sequence length of training.
     """
 
     scores: Mapping[tuple[str, int], Line]
     trained_at: int
 
     def line(self, split: str, length: int | None) -> Line | None:
-        """Its score on a split with rows of `length` (None: as trained)."""
+        """Returns its score on a split at a sequence length (None: that of training); None: not scored."""
         return self.scores.get((split, length or self.trained_at))
 
 
 class MissingError(Exception):
-    """A claim's runs or files are missing; the message says which."""
+    """Raised when a claim's runs or files are missing; the message says which."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What was run and measured.
+    """Everything that was run and measured.
 
     Attributes:
         studies: runs by study, name and seed.
@@ -40,11 +40,11 @@ class Evidence:
     studies: Mapping[str, Mapping[str, Mapping[int, Run]]]
     files: Mapping[str, Sequence[Line]]
 
-    def of_same_seeds(self, study: str, *names: str) -> list[tuple[Run, ...]]:
-        """Runs of a study grouped by seed, for each seed that all of them have.
+    def runs_of_common_seeds(self, study: str, *names: str) -> list[tuple[Run, ...]]:
+        """Returns a tuple of runs of a study for each seed that all of them have.
 
         Raises:
-            MissingError: there is no such seed.
+            MissingError: a run is missing, or no seed is common to all.
         """
         runs = self.studies.get(study, {})
         if absent := [name for name in names if name not in runs]:
@@ -55,16 +55,16 @@ class Evidence:
         return [tuple(runs[name][seed] for name in names) for seed in seeds]
 
     def value(self, path: str, key: str, wanted: Mapping[str, Any]) -> float:
-        """The largest value of a key among a file's lines that match `wanted`.
+        """Returns the largest value of a key among a file's lines that match `wanted`.
 
         Raises:
-            MissingError: there is no such line.
+            MissingError: no line matches.
         """
-        found = [line[key] for line in self.files.get(path, ()) if wanted.items() <= line.items() and key in line]
-        if not found:
-            raise MissingError(f"{path} has no {key} of {_named(wanted)}")
-        return max(found)
+        values = [line[key] for line in self.files.get(path, ()) if wanted.items() <= line.items() and key in line]
+        if not values:
+            raise MissingError(f"{path} has no {key} of {_format_keys(wanted)}")
+        return max(values)
 
 
-def _named(wanted: Mapping[str, Any]) -> str:
+def _format_keys(wanted: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {x}" for key, x in wanted.items())

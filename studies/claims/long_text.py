@@ -1,11 +1,11 @@
-"""Shows whether a run's generated text degrades far beyond the length of its training.
+"""Measures whether a run's generated text degrades far beyond the training length.
 
     python -m studies.claims.long_text runs/flash/rows_of_512/flash_count_seed_* --tokens=8192 \
         --out=studies/claims/results/long_text.jsonl
 
-Texts are drawn at temperature 1 from nothing but begin-of-text, and are not allowed to end. Of windows as long as the
-rows of training: the mean −log p of the drawn tokens (nats), which for a model that stays itself stays level, and the
-share of different ones among all runs of four tokens, which falls where a text repeats itself.
+Texts are sampled at temperature 1 from begin-of-text, and end-of-text is not allowed. For each window of the training
+length it reports the mean −log p of the sampled tokens (nats), which stays level if the model does not degrade, and the
+share of distinct 4-grams, which falls where a text repeats itself.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from flash_lm.runs.provenance import provenance
 _GRAM = 4  # tokens
 
 
-def windows(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> list[Line]:
-    """One line per window of `size` tokens: its start, mean −log p, and the share of distinct token n-grams."""
+def window_statistics(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> list[Line]:
+    """Returns one line per window of `size` tokens: its start, mean −log p, and the share of distinct 4-grams."""
     lines = []
     for start in range(0, tokens_BxT.shape[1] - size + 1, size):
-        here = tokens_BxT[:, start : start + size]
-        grams = [np.lib.stride_tricks.sliding_window_view(row, _GRAM) for row in here]
+        window = tokens_BxT[:, start : start + size]
+        grams = [np.lib.stride_tricks.sliding_window_view(row, _GRAM) for row in window]
         distinct = np.mean([len(np.unique(x, axis=0)) / len(x) for x in grams])
         nll = -float(log_probs_BxT[:, start : start + size].mean())
         lines.append({"start": start, "nll": nll, "distinct": float(distinct)})
@@ -40,7 +40,7 @@ def windows(tokens_BxT: np.ndarray, log_probs_BxT: np.ndarray, size: int) -> lis
 
 
 def draw(trained: TrainedModel, tokens: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Generates tokens; returns them and their log-probabilities, samples × tokens."""
+    """Samples texts; returns tokens and their log-probabilities, samples × tokens."""
     allowed_V = trained.text_ids()  # without end-of-text
     engine = Engine(trained.decode_params, trained.mesh, end=trained.tokenizer.end, allowed_V=allowed_V)
     carry = engine.prefill([np.array([trained.tokenizer.begin], np.int32)] * samples, tokens)
@@ -61,6 +61,7 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     use_plugins(arguments)
     for workdir in arguments.workdirs:
+        # Check that the run can generate texts longer than its training.
         trained = load_model(workdir)
         if not trained.task.answers.continues:
             raise InputError(f"{workdir} cannot generate text: give runs of task=causal_lm")
@@ -69,10 +70,11 @@ def main(argv: list[str]) -> None:
             raise InputError(
                 f"--tokens={arguments.tokens} must be at least {size}, the row length of training: raise it"
             )
-        found = windows(*draw(trained, arguments.tokens, arguments.samples, arguments.seed), size)
+        # Sample texts, and append a line per window.
+        statistics = window_statistics(*draw(trained, arguments.tokens, arguments.samples, arguments.seed), size)
         about = {"run": trained.name, "samples": arguments.samples, "seed": arguments.seed, "length": size}
-        append_jsonl(arguments.out, [about | line | provenance(jax.devices()[0].device_kind) for line in found])
-        first, last = found[0], found[-1]
+        append_jsonl(arguments.out, [about | line | provenance(jax.devices()[0].device_kind) for line in statistics])
+        first, last = statistics[0], statistics[-1]
         print(
             f"{trained.name}: −log p {first['nll']:.3f} in tokens 0 to {size}, {last['nll']:.3f} from {last['start']} "
             f"on; different runs of four {first['distinct']:.1%} and {last['distinct']:.1%}",

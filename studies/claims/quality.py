@@ -1,4 +1,4 @@
-"""The rule on the runs of a study of trunks: one of its hypotheses decides a claim."""
+"""Rule for claims that a hypothesis of a study of trunks decides."""
 
 import dataclasses
 from typing import Any
@@ -9,12 +9,12 @@ from studies.protocol.verdict import NOT_RUN, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Trunks:
-    """A ratio of perplexities, judged as the design of the study says.
+class TrunksRule:
+    """A ratio of perplexities, judged by the rule of the study.
 
     Attributes:
-        files: the folder of the study's lines, and the file of its step times.
-        hypothesis: what is judged.
+        files: paths of the study's lines and of its step times.
+        hypothesis: the hypothesis of the study.
     """
 
     files: tuple[str, str]
@@ -22,19 +22,21 @@ class Trunks:
 
     @property
     def text(self) -> str:
-        """With the bounds of the relation."""
+        """The hypothesis, with the bounds of its relation."""
         return self.hypothesis.text
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """As the hypothesis is."""
+        """Returns the verdict on the hypothesis; raises MissingError if no seed has both models."""
         lines, times = (evidence.files.get(path, ()) for path in self.files)
-        asked = self.hypothesis
-        found = asked.judge(lines, times)
-        if found.word == NOT_RUN:
-            raise MissingError(f"no seed of both {asked.first} and {asked.second} in {asked.part} of {self.files[0]}")
-        return found
+        hypothesis = self.hypothesis
+        verdict = hypothesis.judge(lines, times)
+        if verdict.word == NOT_RUN:
+            raise MissingError(
+                f"no seed of both {hypothesis.first} and {hypothesis.second} in {hypothesis.part} of {self.files[0]}"
+            )
+        return verdict
 
 
-def trunks(files: tuple[str, str], **hypothesis: Any) -> Trunks:
-    """The rule, from the attributes of the hypothesis but its number, which is of the study's design."""
-    return Trunks(files, Hypothesis(number=0, **hypothesis))
+def trunks_rule(files: tuple[str, str], **hypothesis: Any) -> TrunksRule:
+    """Builds the rule from the attributes of a hypothesis, except its number in the study's design."""
+    return TrunksRule(files, Hypothesis(number=0, **hypothesis))

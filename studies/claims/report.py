@@ -1,4 +1,4 @@
-"""Claims of papers, and of this project on them. Each claim's verdict follows from its rules and from result lines."""
+"""Claims of papers and of this project; a claim's verdict follows from its rules and from result lines."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ class Claim:
     Attributes:
         text: the claim.
         source: who made it.
-        rules: the claim holds if all hold, and does not if one does not.
+        rules: the claim holds if all rules hold, and fails if one fails.
         commands: the commands that produce its evidence.
-        withdrawn: why this evidence allows no verdict, whatever it says.
+        withdrawn: why this evidence allows no verdict, whatever its numbers; empty: it does.
         note: a remark on the figure.
         change: what would change the verdict.
     """
@@ -32,7 +32,7 @@ class Claim:
     change: str = ""
 
     def verdict(self, evidence: Evidence) -> Verdict:
-        """What the evidence says, or that it is missing."""
+        """Returns the verdict on the evidence, or `NOT_RUN` if evidence is missing."""
         try:
             verdicts = [rule.judge(evidence) for rule in self.rules]
         except MissingError as missing:
@@ -48,7 +48,7 @@ class Claim:
 
 
 def read_claim(row: Mapping[str, Any], commands: Sequence[str]) -> Claim:
-    """Reads a claim from a row of the table; each of its rules has a `rule` of RULES and that rule's fields."""
+    """Builds a claim from a row of claims.toml; each rule in it has a key `rule` of RULES and that rule's fields."""
     rules = [RULES[part["rule"]](**{key: x for key, x in part.items() if key != "rule"}) for part in row["rules"]]
-    told = {key: row.get(key, "") for key in ("withdrawn", "note", "change")}
-    return Claim(row["text"], row["source"], rules, commands, **told)
+    remarks = {key: row.get(key, "") for key in ("withdrawn", "note", "change")}
+    return Claim(row["text"], row["source"], rules, commands, **remarks)

@@ -1,7 +1,7 @@
-"""The rules that judge claims. Each rule prints what it applies.
+"""Rules that judge claims.
 
 A rule is a frozen dataclass. Its fields are the parameters that it applies and that `text` prints. Ratios are judged by
-the interval of their mean over three or more seeds, what is measured by two or more runs of a benchmark that all agree.
+the interval of their mean over three or more seeds, measurements by two or more runs of a benchmark that all agree.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 
 from flash_lm.runs.jsonl import Line
 from studies.claims.evidence import Evidence, MissingError, Run
-from studies.claims.quality import trunks
+from studies.claims.quality import trunks_rule
 from studies.claims.recall import RecallGrows, Recalls
 from studies.protocol.ratios import MeanRatio, spread
 from studies.protocol.verdict import (
@@ -25,8 +25,8 @@ from studies.protocol.verdict import (
     Rule,
     Verdict,
     bounds,
-    by_interval,
-    by_seeds,
+    judge_interval,
+    judge_seeds,
 )
 
 BY_SEEDS = ", by the seeds alone"  # the lines of these studies have no blocks of text
@@ -42,7 +42,7 @@ class ClaimRule(Protocol):
         ...
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """The verdict on the evidence; raises MissingError."""
+        """Returns the verdict on the evidence; raises MissingError."""
         ...
 
 
@@ -61,24 +61,24 @@ class Ratio:
 
     @property
     def text(self) -> str:
-        """With the bounds of the relation; empty if the ratio is only shown and does not decide."""
+        """The rule in words, with its bounds; empty if the ratio is only shown and does not decide."""
         if not self.judged:
             return ""
-        return f"{self._what} {bounds(*Rule(self.relation, self.margin).limits)} that of {self.second}{BY_SEEDS}"
+        return f"{self._subject} {bounds(*Rule(self.relation, self.margin).limits)} that of {self.second}{BY_SEEDS}"
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Also undecided if only the validation split was scored, because choices were made on it."""
-        pairs = evidence.of_same_seeds(self.study, self.first, self.second)
+        """Judges the mean ratio; undecided if only the validation split was scored, because choices were made on it."""
+        pairs = evidence.runs_of_common_seeds(self.study, self.first, self.second)
         logs, reasons = _log_ratios(pairs, self.length, self.metric)
         ratio = MeanRatio(logs, {})
-        word = _word(ratio, Rule(self.relation, self.margin).limits, reasons)
+        word = _judge_if_comparable(ratio, Rule(self.relation, self.margin).limits, reasons)
         if not self.judged:
             word, reasons = None, ()
-        figure = f"{self._what} {ratio.text(of=f'that of {self.second}')}"
+        figure = f"{self._subject} {ratio.text(of=f'that of {self.second}')}"
         return Verdict(word, figure, reasons, _lines(pairs, self.length))
 
     @property
-    def _what(self) -> str:
+    def _subject(self) -> str:
         at = f" scored on rows of {self.length}" if self.length else ""
         part = f" ({self.study.partition('/')[2]}{at})" if "/" in self.study else at
         return f"{self.metric.replace('_per_', ' a ')} of {self.first}{part}"
@@ -95,18 +95,18 @@ class Growth:
 
     @property
     def text(self) -> str:
-        """With the margin."""
+        """The rule in words, with its margin."""
         than = self._pair(self.than)
         return f"perplexity of {self._pair(self.of)} more than {self.margin:g} × that of {than}{BY_SEEDS}"
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Uses the seeds that all four runs have."""
-        runs = evidence.of_same_seeds(self.study, *self.of, *self.than)
+        """Judges the ratio of the two factors, over the seeds that all four runs have."""
+        runs = evidence.runs_of_common_seeds(self.study, *self.of, *self.than)
         of, of_reasons = _log_ratios([(after, before) for before, after, _, _ in runs], None, "perplexity")
         than, than_reasons = _log_ratios([(after, before) for _, _, before, after in runs], None, "perplexity")
         reasons = tuple(dict.fromkeys((*of_reasons, *than_reasons)))
         ratio = MeanRatio(np.subtract(of, than), {})
-        word = _word(ratio, (self.margin, math.inf), reasons)
+        word = _judge_if_comparable(ratio, (self.margin, math.inf), reasons)
         figures = [f"{self._pair(pair)} {spread(np.exp(x).tolist())}" for pair, x in ((self.of, of), (self.than, than))]
         figures.append(f"the first {ratio.text(of='the second')}")
         return Verdict(word, "; ".join(figures), reasons, _lines(runs))
@@ -133,7 +133,7 @@ class EqualTime:
 
     @property
     def text(self) -> str:
-        """With both margins."""
+        """The rule in words, with both margins."""
         limits = bounds(*Rule(self.relation, self.margin).limits)
         return (
             f"perplexity of {self.first} {limits} that of {self.second}, both at the end of schedules that take the "
@@ -141,11 +141,14 @@ class EqualTime:
         )
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Undecided unless the times agree. The figure says so if both runs took the same number of steps."""
-        pairs = evidence.of_same_seeds(self.study, self.first, self.second)
+        """Judges the mean ratio; undecided unless the training times agree.
+
+        The figure says so if both runs took the same number of steps.
+        """
+        pairs = evidence.runs_of_common_seeds(self.study, self.first, self.second)
         logs, reasons = _log_ratios(pairs, None, "perplexity")
         ratio = MeanRatio(logs, {})
-        steps = {tuple(_scored(run, None)[0]["step"] for run in pair) for pair in pairs}
+        steps = {tuple(_test_score(run, None)[0]["step"] for run in pair) for pair in pairs}
         figure, lines = f"perplexity of {self.first} {ratio.text(of=f'that of {self.second}')}", _lines(pairs)
         if all(one == other for one, other in steps):
             figure += " at equal steps"
@@ -158,7 +161,7 @@ class EqualTime:
             if max(seconds) > SAME_TIME * min(seconds):
                 ends = " and ".join(f"{x:.0f}" for x in seconds)
                 return Verdict(UNDECIDED, figure, (f"the schedules end after {ends} s", *reasons), lines)
-        word = _word(ratio, Rule(self.relation, self.margin).limits, reasons)
+        word = _judge_if_comparable(ratio, Rule(self.relation, self.margin).limits, reasons)
         return Verdict(word, f"{figure} after the same time", reasons, lines)
 
 
@@ -169,12 +172,12 @@ class Measured:
     Attributes:
         files: paths.
         value: key of the value in a line.
-        what: the key in words, and what it measures.
+        what: the measured quantity, in words.
         first: entries that a line must have; the largest value of the matching lines is used.
         second: the same for the divisor; None: no divisor.
         least: smallest accepted value.
         most: largest accepted value.
-        judged: whether the value decides, or is only shown.
+        judged: whether the value decides; otherwise it is only shown.
     """
 
     files: Sequence[str]
@@ -188,21 +191,25 @@ class Measured:
 
     @property
     def text(self) -> str:
-        """With the bounds; empty if the value does not decide."""
+        """The rule in words, with its bounds; empty if the value does not decide."""
         return f"{self.what} {bounds(self.least, self.most, '')}".strip() if self.judged else ""
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """All runs of the benchmark must agree."""
-        found = [self._of(evidence, path) for path in self.files]
+        """Judges the value of each run of the benchmark; all must agree."""
+        values = [self._value_in(evidence, path) for path in self.files]
         asked = f" of {self.least:,g}" if self.least and self.second else ""
-        figures = ", ".join(f"{x:,.{_digits(x)}f}{asked}" for x in found)
-        runs = f"{len(found)} runs" if len(found) > 1 else "one run"
-        word = by_seeds([self.least <= x <= self.most for x in found], seeds=FEWEST) if self.judged else None
-        wanted = [x for x in (self.first, self.second) if x]
-        of = lambda path: [x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in wanted)]
-        return Verdict(word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in of(path)))
+        figures = ", ".join(f"{x:,.{_decimals(x)}f}{asked}" for x in values)
+        runs = f"{len(values)} runs" if len(values) > 1 else "one run"
+        word = judge_seeds([self.least <= x <= self.most for x in values], seeds=FEWEST) if self.judged else None
+        entries = [x for x in (self.first, self.second) if x]
+        matching_lines = lambda path: [
+            x for x in evidence.files.get(path, ()) if any(y.items() <= x.items() for y in entries)
+        ]
+        return Verdict(
+            word, f"{self.what} {figures} ({runs})", (), tuple(x for path in self.files for x in matching_lines(path))
+        )
 
-    def _of(self, evidence: Evidence, path: str) -> float:
+    def _value_in(self, evidence: Evidence, path: str) -> float:
         first = evidence.value(path, self.value, self.first)
         return first / evidence.value(path, self.value, self.second) if self.second else first
 
@@ -221,7 +228,7 @@ class Arithmetic:
         return self.what
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """By arithmetic: nothing was run, so nothing was found to hold."""
+        """Returns `ARITHMETIC` with the computed figure: nothing was run."""
         del evidence
         product = " / ".join("·".join(f"{x:g}" for x in factors) for factors in (self.over, self.under))
         return Verdict(ARITHMETIC, f"{product} = {math.prod(self.over) / math.prod(self.under):.3g}")
@@ -235,11 +242,11 @@ class Untestable:
 
     @property
     def text(self) -> str:
-        """Empty: there is no rule."""
+        """Empty: no rule applies."""
         return ""
 
     def judge(self, evidence: Evidence) -> Verdict:
-        """Not testable, with the reason."""
+        """Returns `NOT_TESTABLE` with the reason."""
         del evidence
         return Verdict(NOT_TESTABLE, self.why)
 
@@ -253,12 +260,12 @@ RULES = {
     "recalls": Recalls,
     "arithmetic": Arithmetic,
     "untestable": Untestable,
-    "trunks": trunks,
+    "trunks": trunks_rule,
 }
 
 
-def _scored(run: Run, length: int | None) -> tuple[Line, str]:
-    """The line of the test split and "", or else the line of the validation split and the problem with using it."""
+def _test_score(run: Run, length: int | None) -> tuple[Line, str]:
+    """Returns the line of the test split and ""; if it is missing, that of the validation split and what is wrong."""
     if line := run.line("test", length):
         return line, ""
     if line := run.line("validation", length):
@@ -267,16 +274,16 @@ def _scored(run: Run, length: int | None) -> tuple[Line, str]:
 
 
 def _lines(groups: Sequence[tuple[Run, ...]], length: int | None = None) -> tuple[Line, ...]:
-    return tuple(_scored(run, length)[0] for group in groups for run in group)
+    return tuple(_test_score(run, length)[0] for group in groups for run in group)
 
 
 def _log_ratios(
     pairs: Sequence[tuple[Run, ...]], length: int | None, metric: str
 ) -> tuple[list[float], tuple[str, ...]]:
-    """Logarithms of first divided by second for each seed, and the reasons, if any, why they decide nothing."""
+    """Returns log(first / second) for each seed, and reasons not to decide, if any."""
     logs, reasons = [], {}
     for one, other in pairs:
-        (a, why), (b, _) = _scored(one, length), _scored(other, length)
+        (a, why), (b, _) = _test_score(one, length), _test_score(other, length)
         reasons[why] = None
         if (a["split"], a["corpus"], a["bytes"]) != (b["split"], b["corpus"], b["bytes"]):
             reasons["not scored on the same text"] = None
@@ -284,9 +291,9 @@ def _log_ratios(
     return logs, tuple(filter(None, reasons))
 
 
-def _word(ratio: MeanRatio, limits: tuple[float, float], reasons: Sequence[str]) -> str:
-    return UNDECIDED if reasons else by_interval(ratio, limits)
+def _judge_if_comparable(ratio: MeanRatio, limits: tuple[float, float], reasons: Sequence[str]) -> str:
+    return UNDECIDED if reasons else judge_interval(ratio, limits)
 
 
-def _digits(x: float) -> int:
+def _decimals(x: float) -> int:
     return 0 if abs(x) >= 100 else 2 if abs(x) >= 1 else 3

@@ -16,7 +16,7 @@ def test_a_text_that_repeats_itself_shows():
     fresh, stuck = np.arange(16), np.full(16, 7)
     tokens = np.stack([np.concatenate([fresh, stuck]), np.concatenate([fresh, fresh])])
     log_probs = np.concatenate([np.full((2, 16), -3.0), np.full((2, 16), -0.5)], axis=1)
-    first, last = long_text.windows(tokens, log_probs, 16)
+    first, last = long_text.window_statistics(tokens, log_probs, 16)
     assert first == {"start": 0, "nll": 3.0, "distinct": 1.0}
     # 13 runs of four in a window: one different among those of the stuck text, all of the fresh one.
     assert last["start"] == 16 and last["nll"] == 0.5 and last["distinct"] == pytest.approx((1 / 13 + 1) / 2)

@@ -21,7 +21,7 @@ from flash_lm.sweeps.grid import apply_changes
 from studies.claims import page
 from studies.claims.__main__ import main
 from studies.claims.configs import aft, books, divisor, flash
-from studies.claims.quality import trunks
+from studies.claims.quality import trunks_rule
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -29,14 +29,14 @@ PAGE = (HERE / "CLAIMS.md").read_text()
 TABLE = tomllib.loads((HERE / "claims.toml").read_text())
 
 
-def sections_of(text: str) -> dict[str, dict[str, str]]:
-    """What is said of each claim; `verdict` with its reasons."""
-    found = {}
+def parse_sections(text: str) -> dict[str, dict[str, str]]:
+    """Parses the section of each claim; `verdict` includes its reasons."""
+    sections = {}
     for section in re.split(r"^### ", text.partition("## The studies")[0], flags=re.MULTILINE)[1:]:
         claim, _, verdict, *facts = section.splitlines()
         lines = (re.fullmatch(r"- (.*?): (.*)", line) for line in facts)
-        found[claim] = {"verdict": verdict} | {line[1]: line[2] for line in lines if line}
-    return found
+        sections[claim] = {"verdict": verdict} | {line[1]: line[2] for line in lines if line}
+    return sections
 
 
 def write_run(folder: pathlib.Path, name: str, seed: int, perplexity: float, split: str = "test") -> None:
@@ -71,15 +71,15 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, mon
         write_run(runs, "full", seed, 6.0 if seed else 9.0)
     main(["--study=aft", f"--runs={runs}", f"--root={root}"])
     text = (root / "studies" / "claims" / "CLAIMS.md").read_text()
-    claims = sections_of(text)
+    claims = parse_sections(text)
     claim = claims["AFT-simple is as good as the Linear Transformer"]
     assert claim["verdict"] == "**holds**"
     rule = "bits a byte of simple between 0.9901 and 1.01 × that of linear_transformer, by the seeds alone"
-    found = "bits a byte of simple 0.995 (0.995–0.995, 3 seeds) × that of linear_transformer (95 %: 0.995 to 0.995)"
-    assert (claim["rule"], claim["found"]) == (rule, found)
+    expected = "bits a byte of simple 0.995 (0.995–0.995, 3 seeds) × that of linear_transformer (95 %: 0.995 to 0.995)"
+    assert (claim["rule"], claim["result"]) == (rule, expected)
     assert claim["models"] == "9 parameters, 500 steps, 1.02M tokens of training" and claim["what would change it"]
     assert claims["AFT-local is best with a window in the middle"]["verdict"] == "**undecided**"
-    assert claims["AFT-local gains from longer rows"]["found"] == "no finished run of rows_of_1024 in aft"
+    assert claims["AFT-local gains from longer rows"]["result"] == "no finished run of rows_of_1024 in aft"
     assert claims["FLASH's step time is flat in the length"]["verdict"] == "**not run**"
     assert "trained by commit c0ffee." in text and "seeds 0, 1, 2" in text
     assert list(claims) and len(claims) == len(TABLE["claims"])
@@ -97,7 +97,7 @@ def test_runs_of_another_machine_stay(tmp_path):
     root = tmp_path / "root"
     for seed, machine in enumerate(("one", "other")):
         write_run(tmp_path / machine, "simple", seed, 5.0)
-    write_run(tmp_path / "other", "simple", 0, 4.0)  # and one that is here replaces what was
+    write_run(tmp_path / "other", "simple", 0, 4.0)  # a new line of a run replaces the old one
     for machine in ("one", "other"):
         main(["--study=aft", f"--runs={tmp_path / machine}", f"--root={root}"])
     runs = page.read_evidence(root).studies["aft"]["simple"]
@@ -126,18 +126,18 @@ def test_bad_arguments(tmp_path, arguments, words):
 
 def test_the_committed_page_is_that_of_the_committed_results():
     evidence = page.read_evidence(ROOT)
-    assert page.page(evidence) + "\n" == PAGE
+    assert page.render_page(evidence) + "\n" == PAGE
     written = [json.loads(line) for line in (HERE / "results" / "verdicts.jsonl").read_text().splitlines()]
     assert written == json.loads(json.dumps(page.verdict_lines(evidence)))
 
 
 def test_the_lines_say_what_the_page_says():
-    found = sections_of(PAGE)
+    sections = parse_sections(PAGE)
     written = [json.loads(line) for line in (HERE / "results" / "verdicts.jsonl").read_text().splitlines()]
     assert [line["claim"] for line in written] == [row["text"] for row in TABLE["claims"]]
     for line in written:
-        told = f"**{line['verdict']}**"
-        assert found[line["claim"]]["verdict"] == ": ".join(filter(None, [told, "; ".join(line["reasons"])]))
+        word = f"**{line['verdict']}**"
+        assert sections[line["claim"]]["verdict"] == ": ".join(filter(None, [word, "; ".join(line["reasons"])]))
 
 
 def test_the_sizes_of_the_arithmetic_are_those_of_its_config():
@@ -150,18 +150,18 @@ def test_the_sizes_of_the_arithmetic_are_those_of_its_config():
 def test_each_claim_says_what_would_change_its_verdict():
     changes = [row["change"] for row in TABLE["claims"]]
     assert all(changes)
-    claims = sections_of(PAGE).values()
-    assert [claim["what would change it"] for claim in claims] == [row["change"] for row in in_sections()]
+    claims = parse_sections(PAGE).values()
+    assert [claim["what would change it"] for claim in claims] == [row["change"] for row in sort_by_source()]
 
 
-def in_sections() -> list[dict]:
-    """The rows in the order of the page: those of one source stand together."""
+def sort_by_source() -> list[dict]:
+    """Returns the rows in the order of the page, grouped by source."""
     sources = [*dict.fromkeys(row["source"] for row in TABLE["claims"])]
     return sorted(TABLE["claims"], key=lambda row: sources.index(row["source"]))
 
 
 def perplexities(part: dict, run: str) -> tuple[dict[int, float], bool] | None:
-    """By seed, straight from the file, and whether they are of the test split; None: it has not been run."""
+    """Returns perplexities by seed, straight from the file, and whether they are of the test split; None: not run."""
     file = HERE / "results" / part["study"] / "runs.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if not (lines := [line for line in lines if line["run"] == run]):
@@ -178,20 +178,20 @@ RATIOS = [row for row in TABLE["claims"] if {part["rule"] for part in row["rules
 @pytest.mark.parametrize("row", RATIOS, ids=lambda row: row["text"])
 def test_each_verdict_recomputed_from_the_files(row):
     """Without the code that made the page: the rule as it is printed, on the lines as they are."""
-    claim = sections_of(PAGE)[row["text"]]
-    rules, verdict, figure = (claim.get(key, "") for key in ("rule", "verdict", "found"))
+    claim = parse_sections(PAGE)[row["text"]]
+    rules, verdict, figure = (claim.get(key, "") for key in ("rule", "verdict", "result"))
     scores = [[perplexities(part, part[name]) for name in ("first", "second")] for part in row["rules"]]
     if verdict == "**not run**":
         assert any(None in pair for pair in scores)
         return
     words = set()
     judged = [pair for pair, part in zip(scores, row["rules"], strict=True) if part.get("judged", True)]
-    for pair, rule, told in zip(judged, rules.split("; "), figure.split("; "), strict=False):
+    for pair, rule, ratio_text in zip(judged, rules.split("; "), figure.split("; "), strict=False):
         (first, on_test), (second, _) = pair
         ratios = [first[seed] / second[seed] for seed in sorted(first.keys() & second.keys())]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         spread = f"{min(ratios):.3f}–{max(ratios):.3f}, {len(ratios)} seeds" if len(ratios) > 1 else "one seed"
-        assert f" {mean:.3f} ({spread}) ×" in told
+        assert f" {mean:.3f} ({spread}) ×" in ratio_text
         if between := re.search(r"between ([\d.]+) and ([\d.]+) ×", rule):
             low, high = map(float, between.groups())
         else:
@@ -201,7 +201,7 @@ def test_each_verdict_recomputed_from_the_files(row):
             continue
         half = T_95[len(ratios)] * statistics.stdev(map(math.log, ratios)) / len(ratios) ** 0.5
         ends = mean * math.exp(-half), mean * math.exp(half)
-        assert "(95 %: {:.3f} to {:.3f})".format(*ends) in told
+        assert "(95 %: {:.3f} to {:.3f})".format(*ends) in ratio_text
         decided = on_test and len(ratios) > 2 and (ends[1] < low or ends[0] > high or low < ends[0] < ends[1] < high)
         words.add(("holds" if low < mean < high else "does not hold") if decided else "undecided")
     expected = next((word for word in ("does not hold", "undecided") if word in words), "holds")
@@ -210,8 +210,8 @@ def test_each_verdict_recomputed_from_the_files(row):
 
 
 def test_the_others_recomputed_from_the_files():
-    """What one run of a study loses beside what another loses, and the ratios of the benchmarks."""
-    found = sections_of(PAGE)
+    """The loss of one pair of runs of a study over that of another pair, and the ratios of the benchmarks."""
+    sections = parse_sections(PAGE)
     scores = {
         name: perplexities({"study": "books"}, name)[0]
         for name in ("transformer_plus_plus", "mc_tfm", "flash_quad", "flash")
@@ -221,7 +221,7 @@ def test_the_others_recomputed_from_the_files():
         / (scores["flash"][seed] / scores["flash_quad"][seed])
         for seed in (0, 1, 2)
     ]
-    row = found["Mixed chunks cost a Transformer++ more than they cost FLASH-Quad"]
+    row = sections["Mixed chunks cost a Transformer++ more than they cost FLASH-Quad"]
     assert (
         min(cost) > 1.02 and "more than 1.02 ×" in row["rule"] and row["verdict"].startswith("**undecided")
     )  # not the test split
@@ -234,11 +234,11 @@ def test_the_others_recomputed_from_the_files():
             lines = [json.loads(line) for line in (ROOT / "benchmarks" / path / "steps.jsonl").read_text().splitlines()]
             ms = {(line["family"], line["length"]): line["median_ms"] for line in lines}
             ratios.append(ms[first] / ms[second])
-        (row,) = (row for name, row in found.items() if name.startswith(text))
+        (row,) = (row for name, row in sections.items() if name.startswith(text))
         held = [least <= ratio <= most for ratio in ratios]
         word = "holds" if all(held) else "undecided" if any(held) else "does not hold"
         assert row["verdict"] == f"**{word}**"
-        assert all(f"{ratio:.2f}" in row["found"] for ratio in ratios)
+        assert all(f"{ratio:.2f}" in row["result"] for ratio in ratios)
 
 
 def flags(command: str) -> dict[str, str]:
@@ -273,7 +273,7 @@ def test_the_runs_of_a_study_are_possible(study):
 def test_rules_on_the_study_are_its_hypotheses():
     asked = [dataclasses.replace(x, number=0) for x in load_module("studies/quality/config.py").get_hypotheses()]
     rules = [part for row in TABLE["claims"] for part in row["rules"] if part["rule"] == "trunks"]
-    assert rules and all(trunks(**{k: v for k, v in x.items() if k != "rule"}).hypothesis in asked for x in rules)
+    assert rules and all(trunks_rule(**{k: v for k, v in x.items() if k != "rule"}).hypothesis in asked for x in rules)
 
 
 def test_each_run_of_a_rule_is_one_of_its_study():

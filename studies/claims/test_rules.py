@@ -1,4 +1,4 @@
-"""Verdicts from losses that are made up, with the answer known."""
+"""Verdicts from made-up losses with known answers."""
 
 import math
 import statistics
@@ -130,7 +130,7 @@ def test_equal_time_is_of_schedules_that_end_at_the_same_time():
     assert equal_time({"a": 100, "b": 102}, {"a": 500, "b": 500}, {"a": 11.0, "b": 10.0})[0] == FAILS
 
 
-def test_what_is_shown_beside_decides_nothing():
+def test_a_ratio_that_is_only_shown_decides_nothing():
     figures = evidence(a=[9] * 3, b=[10] * 3, c=[5, 20, 9])
     shown = Ratio("study", "a", "c", "alike", judged=False)
     verdict = Claim("", "", [ratio("better"), shown], []).verdict(figures)
@@ -169,7 +169,7 @@ def test_growth_takes_all_four_of_a_seed():
 FIRST, SECOND = {"way": "linear"}, {"way": "softmax"}
 
 
-def measured(values: list[tuple[float, float]], **bounds) -> tuple:
+def judge_measured(values: list[tuple[float, float]], **bounds) -> tuple:
     lines = [[{"rate": a / 2} | FIRST, {"rate": a} | FIRST, {"rate": b} | SECOND] for a, b in values]
     names = [f"{i}.jsonl" for i in range(len(values))]
     rule = Measured(names, "rate", "images a second", FIRST, SECOND, **bounds)
@@ -178,19 +178,19 @@ def measured(values: list[tuple[float, float]], **bounds) -> tuple:
 
 
 def test_a_claimed_factor_is_all_of_it_and_in_two_runs():
-    assert measured([(237, 1)], least=317) == (
+    assert judge_measured([(237, 1)], least=317) == (
         UNDECIDED,
         "images a second 237 of 317 (one run)",
         "images a second at least 317",
     )
-    assert measured([(237, 1), (250, 1)], least=317)[:2] == (
+    assert judge_measured([(237, 1), (250, 1)], least=317)[:2] == (
         FAILS,
         "images a second 237 of 317, 250 of 317 (2 runs)",
     )
-    assert measured([(320, 1), (318, 1)], least=317)[0] == HOLDS
-    assert measured([(320, 1), (300, 1)], least=317)[0] == UNDECIDED
-    assert measured([(1.1, 1), (1.2, 1)], most=1.15)[0] == UNDECIDED
-    assert measured([(9, 1)], judged=False) == (None, "images a second 9.00 (one run)", "")
+    assert judge_measured([(320, 1), (318, 1)], least=317)[0] == HOLDS
+    assert judge_measured([(320, 1), (300, 1)], least=317)[0] == UNDECIDED
+    assert judge_measured([(1.1, 1), (1.2, 1)], most=1.15)[0] == UNDECIDED
+    assert judge_measured([(9, 1)], judged=False) == (None, "images a second 9.00 (one run)", "")
 
 
 def test_measured_figures_name_what_is_missing():
@@ -229,7 +229,7 @@ def test_a_row_of_the_table():
     assert (claim.withdrawn, claim.note, claim.change) == ("", "", "more seeds")
 
 
-def of_a_trunk(name: str, seed: int, perplexity: float, **more) -> dict:
+def trunk_line(name: str, seed: int, perplexity: float, **more) -> dict:
     """A line of a study of trunks, whose test split has 25 blocks alike."""
     at = {"part": "rows", "run": name, "seed": seed, "share": 1.0, "trained_length": 512, "corpus_hash": "x"}
     blocks = {"tokens_blocks": [100] * 25, "nll_blocks": [100 * math.log(perplexity)] * 25}
@@ -237,27 +237,27 @@ def of_a_trunk(name: str, seed: int, perplexity: float, **more) -> dict:
 
 
 def test_a_hypothesis_of_a_study_of_trunks():
-    of_both = {"rule": "trunks", "files": ("runs", "times"), "part": "rows", "first": "a", "second": "b"}
-    of_row = lambda **more: read_claim({"text": "", "source": "", "rules": [of_both | more]}, []).rules[0]
-    rule = of_row(relation="no worse")
+    base = {"rule": "trunks", "files": ("runs", "times"), "part": "rows", "first": "a", "second": "b"}
+    make_rule = lambda **more: read_claim({"text": "", "source": "", "rules": [base | more]}, []).rules[0]
+    rule = make_rule(relation="no worse")
     assert rule.text == "rows: a at most 1.02 × b, at equal tokens"
-    lines = [of_a_trunk(name, i, x) for i in range(3) for name, x in (("a", 10.1), ("b", 10.0), ("c", 8.0))]
+    lines = [trunk_line(name, i, x) for i in range(3) for name, x in (("a", 10.1), ("b", 10.0), ("c", 8.0))]
     verdict = rule.judge(Evidence({}, {"runs": lines}))
     assert verdict.word == HOLDS
     assert verdict.figure.startswith("1.010 (1.010–1.010, 3 seeds) × b (95 %: 1.010 to 1.010; of the variance ")
     assert verdict.figure.endswith("; power at 3, 5, 7 seeds: 1.00, 1.00, 1.00")
     assert verdict.size == "1.3M parameters, 500 steps, 2.05M tokens of training"
-    of = lambda rule, lines, times=(): rule.judge(Evidence({}, {"runs": lines, "times": times})).word
-    assert of(rule, lines[:6]) == UNDECIDED  # two seeds
-    assert of(of_row(relation="better"), lines) == FAILS
-    faster = of_row(relation="better", at_equal_time=True)
+    judge_word = lambda rule, lines, times=(): rule.judge(Evidence({}, {"runs": lines, "times": times})).word
+    assert judge_word(rule, lines[:6]) == UNDECIDED  # two seeds
+    assert judge_word(make_rule(relation="better"), lines) == FAILS
+    faster = make_rule(relation="better", at_equal_time=True)
     budgets = [x | {"share": share, "step": round(500 * share)} for x in lines for share in (0.5, 1.0)]
     times = [{"run": f"rows {name}", "rounds_ms": [ms] * 10} for name, ms in (("a", 10.0), ("b", 20.0))]
-    assert of(faster, budgets) == UNDECIDED  # no step was timed
+    assert judge_word(faster, budgets) == UNDECIDED  # no step was timed
     # After the same time b is at half of its budget, here as good as at its end.
-    assert of(faster, budgets, times) == FAILS
+    assert judge_word(faster, budgets, times) == FAILS
     worse = [x | {"nll_blocks": [300.0] * 25} if (x["run"], x["share"]) == ("b", 0.5) else x for x in budgets]
-    assert of(faster, worse, times) == HOLDS
+    assert judge_word(faster, worse, times) == HOLDS
     claim = Claim("", "", [rule], [])
     assert claim.verdict(Evidence({}, {})).figure == "no seed of both a and b in rows of runs"
     assert claim.verdict(Evidence({}, {})).word == NOT_RUN
@@ -291,12 +291,12 @@ RECALLED = [
 
 
 def test_recall_that_grows_with_the_state():
-    found = Evidence({}, {"runs": RECALLED})
-    verdict = RecallGrows(["runs"], 8, ["a", "b", "c"], 0.8).judge(found)
+    all_runs = Evidence({}, {"runs": RECALLED})
+    verdict = RecallGrows(["runs"], 8, ["a", "b", "c"], 0.8).judge(all_runs)
     # Ranks of the states: 0, 1.5, 1.5; of the accuracies: 0, 1, 2 with seed 0, and 1, 0, 2 with seed 1.
     assert verdict.word == UNDECIDED and verdict.figure == "rank correlation at width 8 0.87, 0.00"
-    assert RecallGrows(["runs"], 8, ["a", "c"], 0.8).judge(found).word == HOLDS
-    assert Claim("x", "y", [RecallGrows(["runs"], 8, ["a", "d"], 0.8)], []).verdict(found).word == NOT_RUN
+    assert RecallGrows(["runs"], 8, ["a", "c"], 0.8).judge(all_runs).word == HOLDS
+    assert Claim("x", "y", [RecallGrows(["runs"], 8, ["a", "d"], 0.8)], []).verdict(all_runs).word == NOT_RUN
 
 
 @pytest.mark.parametrize("missing", [{"seed": 1}, {"rate": 0.2}, {"rate": 0.3}])
@@ -313,10 +313,10 @@ def test_rates_beyond_those_of_a_rule_need_not_be_those_of_all_models():
     """A study may try further ones where the best is at the edge."""
     lines = [*RECALLED, *recalls("a", [0.1], state=10, rate=0.01, validation=0.3)]
     rule = {"files": ["runs"], "width": 8, "models": ["a", "c"], "least": 0.8}
-    found = Evidence({}, {"runs": lines})
-    assert Claim("x", "y", [RecallGrows(**rule)], []).verdict(found).word == NOT_RUN
-    assert RecallGrows(**rule, rates=[0.1, 0.2, 0.3]).judge(found).word == HOLDS
-    assert Claim("x", "y", [RecallGrows(**rule, rates=[0.1, 0.4])], []).verdict(found).word == NOT_RUN
+    all_runs = Evidence({}, {"runs": lines})
+    assert Claim("x", "y", [RecallGrows(**rule)], []).verdict(all_runs).word == NOT_RUN
+    assert RecallGrows(**rule, rates=[0.1, 0.2, 0.3]).judge(all_runs).word == HOLDS
+    assert Claim("x", "y", [RecallGrows(**rule, rates=[0.1, 0.4])], []).verdict(all_runs).word == NOT_RUN
 
 
 def test_rank_correlation_against_a_formula():

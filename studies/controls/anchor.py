@@ -1,7 +1,7 @@
-"""An absolute anchor: a published recipe for a small Transformer on Shakespeare, which two cores can follow.
+"""An absolute anchor: a published recipe for a small Transformer on Shakespeare, small enough for two cores.
 
 nanoGPT (github.com/karpathy/nanoGPT, README, "I only have a macbook") trains 4 layers of width 128 for 2000 steps of 12
-rows of 64 characters on a CPU, and reports a validation loss of 1.88 nats a character.
+sequences of 64 characters on a CPU, and reports a validation loss of 1.88 nats per character.
 """
 
 import pathlib
@@ -20,17 +20,17 @@ from studies.protocol.jobs import Job, ShouldStop, study_hash
 PART = "anchor"
 PUBLISHED_NATS, NEAR_NATS = 1.88, 0.05
 FAMILIES = ("transformer", "transformer_plus_plus", "flash", "linear_transformer", "aft_simple")
-_HELD_OUT = 0.1  # of the text, its end
+_HELD_OUT = 0.1  # share of the text, at its end
 _HOURS = 0.1
 
 
 def write_text(file: pathlib.Path, folder: pathlib.Path) -> None:
-    """Splits the text as the recipe does: the first nine tenths are trained on, the rest is the validation split.
+    """Splits the text as the recipe does: the first nine tenths for training, the rest for validation.
 
-    It has no test split: that file has the validation split, too, so that no text is taken from training for it.
+    The recipe has no test split. The test file repeats the validation split, so that training loses no text.
 
     Raises:
-        InputError: there is no such file.
+        InputError: no such file.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def write_text(file: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def get_config(text: pathlib.Path) -> ConfigDict:
-    """The recipe. Characters are bytes here, and models have no biases."""
+    """Returns the recipe's config. Characters are bytes here, and models have no biases."""
     config: Any = base.get_config()
     config.model.update(family="transformer", num_layers=4, model_dim=128, num_heads=4, max_length=64)
     config.data.update(corpus="text", path=str(text), tokenizer="bytes", length=64, tokens_per_batch=12 * 64)
@@ -62,23 +62,23 @@ def get_config(text: pathlib.Path) -> ConfigDict:
     return config
 
 
-def jobs(text: pathlib.Path, known: str, seeds: Sequence[int]) -> list[Job]:
-    """Each family by the same recipe.
+def jobs(text: pathlib.Path, texts_hash: str, seeds: Sequence[int]) -> list[Job]:
+    """Lists the jobs: each family by the same recipe.
 
     Args:
-        text: see `write_text`.
-        known: identifies it.
-        seeds: of each family.
+        text: folder, see `write_text`.
+        texts_hash: a hash of the texts.
+        seeds: seeds of each family.
     """
-    return [_job(get_config(text), known, family, seed) for seed in seeds for family in FAMILIES]
+    return [_job(get_config(text), texts_hash, family, seed) for seed in seeds for family in FAMILIES]
 
 
-def _job(recipe: Any, known: str, family: str, seed: int) -> Job:
-    config: Any = apply_changes(recipe, {"model.family": family, "seed": seed})
+def _job(recipe: Any, texts_hash: str, family: str, seed: int) -> Job:
+    config: Any = changed(recipe, {"model.family": family, "seed": seed})
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
         train_to_end(config, folder, should_stop)
         return evaluate(folder, "validation")
 
     about = {"part": PART, "run": family, "seed": seed}
-    return Job(f"{PART}_{family}_seed_{seed}", about, study_hash(config, known), make, hours=_HOURS, config=config)
+    return Job(f"{PART}_{family}_seed_{seed}", about, study_hash(config, texts_hash), make, hours=_HOURS, config=config)

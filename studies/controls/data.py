@@ -1,4 +1,4 @@
-"""The texts of the controls, made once from the folder of data."""
+"""Makes the texts of the controls once, from the folder of data."""
 
 import os
 import pathlib
@@ -10,12 +10,12 @@ from studies.controls.design import Data
 from studies.quality import data as texts
 
 
-def prepared(data: pathlib.Path, folder: pathlib.Path) -> Data:
-    """The texts in a folder; they are written there if they are not yet.
+def prepare_texts(data: pathlib.Path, folder: pathlib.Path) -> Data:
+    """Returns the texts in a folder, and writes them if they are missing.
 
     Args:
-        data: with books/, wiki/, imdb/ (see studies/quality/data.py) and shakespeare/input.txt.
-        folder: gets study/ and shakespeare/, whole or not at all.
+        data: folder with books/, wiki/, imdb/ (see studies/quality/data.py) and shakespeare/input.txt.
+        folder: gets study/ and shakespeare/, both or none.
 
     Raises:
         InputError: a text is missing.
@@ -28,6 +28,6 @@ def prepared(data: pathlib.Path, folder: pathlib.Path) -> Data:
             os.replace(partial, folder)
         except OSError:
             shutil.rmtree(partial)
-            if not folder.exists():  # else another process was faster
+            if not folder.exists():  # otherwise another process was faster
                 raise
     return Data(folder, hash_of_files(folder, (".jsonl", ".txt")))

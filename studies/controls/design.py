@@ -1,4 +1,4 @@
-"""The jobs of the controls in the order of what they tell for an hour; README.md beside this file says why."""
+"""Jobs of the controls, by what they tell per hour; the README.md of this folder gives the reasons."""
 
 import pathlib
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from typing import NamedTuple
 from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.grid import apply_changes
 from studies.controls import anchor, recall
-from studies.controls.language import Candidate, Text, chosen, jobs
-from studies.protocol.jobs import Job, made_lines
+from studies.controls.language import Candidate, Text, jobs, lines_at_best_rates
+from studies.protocol.jobs import Job, read_job_lines
 from studies.quality import config as study
 from studies.quality.run import POSITIONS, Part
 from studies.quality.step_times import time_parts
 
 NAME = "controls"
-_TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # its rates of these, with three seeds each
-LAST_HALF = "1024–2047"  # of the positions in rows of 2048
-GAIN = 1.02  # factor in perplexity that tokens farther than 512 must be worth
+_TAKEN = {"transformer_plus_plus": 0.006, "flash_scores": 0.012}  # rates in the quality study, three seeds each
+LAST_HALF = "1024–2047"  # positions at sequence length 2048
+GAIN = 1.02  # least factor in perplexity that tokens farther than 512 must gain
 
 _T, _F = study.MODELS["transformer_plus_plus"], study.MODELS["flash_scores"]
-_Q = study.MODELS["flash_quad"] | {"model.max_length": 512}  # for which its bias is the Toeplitz one, as published
+_Q = study.MODELS["flash_quad"] | {"model.max_length": 512}  # so that its bias is the Toeplitz bias, as published
 _UNTIED = {"model.tie_embeddings": False}
 _NO_BIAS = {"model.gau.relative_bias": "none"}
 _LOW, _HIGH = (0.003, 0.0042, 0.006), (0.006, 0.0085, 0.012)
@@ -31,19 +31,19 @@ _CHUNKS = {
 
 
 class Data(NamedTuple):
-    """Where the texts are, and what identifies them.
+    """The texts of the controls.
 
     Attributes:
-        folder: with study/ (see studies/quality/data.py) and shakespeare/.
+        folder: folder with study/ (see studies/quality/data.py) and shakespeare/.
         known: a hash of the texts; empty where jobs are only listed.
     """
 
     folder: pathlib.Path
-    known: str = ""
+    texts_hash: str = ""
 
 
 class Group(NamedTuple):
-    """Models of one part that stand together in the order."""
+    """Models of one part that follow each other in the order of jobs."""
 
     part: Part
     candidates: Sequence[Candidate]
@@ -64,7 +64,7 @@ LARGE = Part("large", {}, {"model.model_dim": 256, "model.num_layers": 5}, (0,),
 SOFTMAX = Candidate("transformer_plus_plus", _T, _LOW)
 FLASH = Candidate("flash_scores", _F, _HIGH)
 _CHUNKED = [Candidate(name, _F | changes, (0.006, 0.012)) for name, changes in _CHUNKS.items()]
-_of_flash = lambda name, changes: Candidate(f"flash_scores/{name}", _F | changes, _HIGH)
+_flash_variant = lambda name, changes: Candidate(f"flash_scores/{name}", _F | changes, _HIGH)
 _slower = lambda candidates, factor: [x._replace(slower=factor) for x in candidates]
 _PLAIN = {"model.absolute_positions": "none", "model.rotary": True}  # positions of Transformer+
 FAR = {"far_books": FAR_BOOKS, "far_bigrams": FAR_BIGRAMS}
@@ -74,14 +74,14 @@ FIRST = [
     Group(ROWS, [FLASH]),
     Group(CHUNKS, _CHUNKED),
     Group(ROWS, [Candidate("transformer_plus_plus/convolution", _T | {"model.short_convolution": 3}, _LOW)]),
-    Group(ROWS, [_of_flash("no_bias", _NO_BIAS)]),
+    Group(ROWS, [_flash_variant("no_bias", _NO_BIAS)]),
 ]
 THEN = [
     Group(ROWS, [Candidate("flash_quad_toeplitz_scores", _Q | {"model.divides": "scores"}, _LOW)]),
     Group(ROWS, [Candidate("transformer", study.MODELS["transformer"], _LOW)]),
     Group(ROWS, [Candidate("linear_transformer_rotary", {"model.family": "linear_transformer"} | _PLAIN, _LOW)]),
     Group(ROWS, [Candidate("transformer_plus", study.MODELS["transformer_plus"], _LOW)]),
-    Group(ROWS, [Candidate("transformer_plus_plus/untied", _T | _UNTIED, _LOW), _of_flash("untied", _UNTIED)]),
+    Group(ROWS, [Candidate("transformer_plus_plus/untied", _T | _UNTIED, _LOW), _flash_variant("untied", _UNTIED)]),
     Group(ROWS, [Candidate("flash_quad_toeplitz", _Q | {"model.divides": "weights"}, _LOW)]),
 ]
 LAST = [
@@ -92,84 +92,85 @@ LAST = [
 
 
 def folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """The results of the controls and of the study of quality, below the root of the repository."""
+    """Returns the folders of results of the controls and of the quality study, below the root of the repository."""
     return root / "studies" / NAME / "results", root / "studies" / "quality" / "results"
 
 
-def lines_of(controls: pathlib.Path, quality: pathlib.Path) -> list[Line]:
-    """The lines of the controls, and those of the study of quality that count here, too, from the folders of both."""
-    older = [line for line in made_lines(quality) if _TAKEN.get(line["run"]) == line.get("rate")]
-    return [line for line in older if line["part"] == ROWS.name] + made_lines(controls)
+def read_counted_lines(controls: pathlib.Path, quality: pathlib.Path) -> list[Line]:
+    """Reads the lines of the controls, and those of the quality study that count here, too, from both folders."""
+    older = [line for line in read_job_lines(quality) if _TAKEN.get(line["run"]) == line.get("rate")]
+    return [line for line in older if line["part"] == ROWS.name] + read_job_lines(controls)
 
 
 def jobs_now(data: Data, lines: Sequence[Line]) -> list[Job]:
-    """All jobs that are known so far, in their order; those on far tokens follow when their text is found."""
+    """Lists all jobs known so far, in order; those on far tokens follow when their text is known."""
     in_order = lambda groups: [job for group in groups for job in _jobs(group, data, lines)]
     shakespeare = data.folder / "shakespeare"
     return [
-        *anchor.jobs(shakespeare, data.known, (0,)),
-        *_search(data, lines),
+        *anchor.jobs(shakespeare, data.texts_hash, (0,)),
+        *_search_jobs(data, lines),
         *in_order(FIRST),
-        *_far(data, lines),
+        *_far_jobs(data, lines),
         *in_order(THEN),
         *recall.jobs(),
         *in_order(LAST),
-        *anchor.jobs(shakespeare, data.known, (1, 2)),
+        *anchor.jobs(shakespeare, data.texts_hash, (1, 2)),
     ]
 
 
 def jobs_ever(data: Data) -> list[Job]:
-    """Jobs of every model that the controls may come to, whichever text is found."""
+    """Lists jobs of every model that the controls may train, for either text of far tokens."""
     far = [job for name in FAR for job in _jobs(_far_group(name), data, [])]
     softmax = [_jobs(Group(part, [_softmax_in_rows_of_2048(part)], name), data, []) for name, part in FAR.items()]
-    return [*jobs_now(data, []), *far, *(job for own in softmax for job in own)]
+    return [*jobs_now(data, []), *far, *(job for part_jobs in softmax for job in part_jobs)]
 
 
 def groups(lines: Sequence[Line]) -> list[Group]:
-    """The models of each part, also of those that are listed and not queued."""
+    """Returns the models of each part, also those of jobs that are too long for the queue."""
     name = far_text(lines)
     return [*FIRST, *([_far_group(name)] if name else []), *THEN, *LAST]
 
 
 def time_steps(data: Data, controls: pathlib.Path, quality: pathlib.Path, rounds: int) -> list[Line]:
-    """Times the steps of the models of rows of 512 that have lines, into step_times.jsonl."""
-    config = apply_changes(study.get_config(), _text("study", data).data)
+    """Times the steps of the models of sequence length 512 that have lines, into step_times.jsonl."""
+    config = changed(study.get_config(), _text("study", data).data)
     models = {x.name: x.changes for group in groups([]) if group.part is ROWS for x in group.candidates}
-    lines, file = lines_of(controls, quality), controls / "step_times.jsonl"
+    lines, file = read_counted_lines(controls, quality), controls / "step_times.jsonl"
     return time_parts(config, [ROWS._replace(models=models)], lines, rounds, file)
 
 
 def gain(lines: Sequence[Line], part: str) -> float | None:
-    """How many times the perplexity with at most 511 tokens before is that with 1024 to 2047, of a Transformer++.
+    """Returns what a Transformer++ gains from far tokens: perplexity after at most 511 tokens over after 1024–2047.
 
-    The former is that of the second half of rows of 512, the latter of the second half of rows of 2048: each is half of
-    the text, evenly spread, so that their tokens are as hard. Seed 0 at its best rate; None: it is not made.
+    The former is that of the second half of sequences of 512, the latter of the second half of sequences of 2048. Each
+    half covers half of the text, evenly spread, so their tokens are equally hard. Seed 0 at its best rate; None: not
+    trained yet.
     """
-    own = [x for x in chosen(lines, part, [_softmax_in_rows_of_2048(FAR[part])]) if x["seed"] == 0]
-    at = {(x["length"], x["slice"]): x["perplexity"] for x in own if x.get("slices") == POSITIONS}
+    scores = [x for x in lines_at_best_rates(lines, part, [_softmax_in_rows_of_2048(FAR[part])]) if x["seed"] == 0]
+    at = {(x["length"], x["slice"]): x["perplexity"] for x in scores if x.get("slices") == POSITIONS}
     return at[512, "256–511"] / at[2048, LAST_HALF] if at else None
 
 
 def far_text(lines: Sequence[Line]) -> str | None:
-    """The part whose text shows what global attention is worth: the first on which softmax gains enough."""
-    found = {part: gain(lines, part) for part in FAR}
-    return next((part for part, factor in found.items() if factor is not None and factor >= GAIN), None)
+    """Returns the part whose text shows the value of global attention: the first on which softmax gains enough."""
+    gains = {part: gain(lines, part) for part in FAR}
+    return next((part for part, factor in gains.items() if factor is not None and factor >= GAIN), None)
 
 
-def _search(data: Data, lines: Sequence[Line]) -> list[Job]:
-    """The Transformer++ on each text in turn, until one shows a gain from far tokens."""
-    found: list[Job] = []
+def _search_jobs(data: Data, lines: Sequence[Line]) -> list[Job]:
+    """Lists jobs of the Transformer++ on each text in turn, until one shows a gain from far tokens."""
+    jobs_so_far: list[Job] = []
     for part in FAR.values():
         alone = part._replace(seeds=(0,))
-        found += _jobs(Group(alone, [_softmax_in_rows_of_2048(part)], part.name), data, lines)
+        jobs_so_far += _jobs(Group(alone, [_softmax_in_rows_of_2048(part)], part.name), data, lines)
         factor = gain(lines, part.name)
         if factor is None or factor >= GAIN:
             break
-    return found
+    return jobs_so_far
 
 
-def _far(data: Data, lines: Sequence[Line]) -> list[Job]:
-    """Local, global and both on the text that was found."""
+def _far_jobs(data: Data, lines: Sequence[Line]) -> list[Job]:
+    """Lists jobs of local attention, global attention and both on the text with a gain from far tokens."""
     name = far_text(lines)
     return _jobs(_far_group(name), data, lines) if name else []
 
@@ -189,11 +190,11 @@ def _jobs(group: Group, data: Data, lines: Sequence[Line]) -> list[Job]:
 
 
 def _text(name: str, data: Data) -> Text:
-    """What a part reads."""
+    """Returns the text that a part reads."""
     study_data = data.folder / "study"
     changes = {
         "study": {"data.mixture": study.mixture(study_data)},
         "far_books": {"data.path": str(study_data / "books")},
         "far_bigrams": {"data.corpus": "bigrams", "data.pack": "examples", "data.bigrams.symbols": 48},
     }
-    return Text(changes[name], data.known)
+    return Text(changes[name], data.texts_hash)

@@ -1,4 +1,4 @@
-"""What the controls are to decide, by the numbers and rules of studies/controls/README.md."""
+"""Hypotheses of the controls, with the numbers and rules of studies/controls/README.md."""
 
 import math
 import statistics
@@ -8,16 +8,16 @@ from flash_lm.runs.jsonl import Line, group_lines
 from studies.controls import anchor, recall
 from studies.controls.design import CHUNKS, DOUBLE, FAR, LAST_HALF, ROWS, SMALL
 from studies.protocol.hypotheses import Hypothesis
-from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, by_seeds
+from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, judge_seeds
 
-RECALLED = 0.5  # of the pairs, that a model which has learned to recall is above
+RECALLED = 0.5  # share of the pairs; a model above it has learned to recall
 _SOFTMAX, _FLASH, _QUAD = "transformer_plus_plus", "flash_scores", "flash_quad_toeplitz_scores"
 _LINEAR = "linear_transformer_rotary"
 _rows = lambda number, first, relation, second, **more: Hypothesis(number, ROWS.name, first, relation, second, **more)
 
 
-def _of_chunks(number: int, part: str, at: str | None = None) -> list[Hypothesis]:
-    """Local, global and both, at all places of a row or at some."""
+def _chunk_hypotheses(number: int, part: str, at: str | None = None) -> list[Hypothesis]:
+    """Returns the hypotheses on local attention, global attention and both; `at`: a slice of positions."""
     local, over_all = f"{_FLASH}/local", f"{_FLASH}/global"
     return [
         Hypothesis(number, part, local, "better", over_all, slice=at),
@@ -39,37 +39,37 @@ HYPOTHESES = [
     _rows(13, _QUAD, "better", "flash_quad_toeplitz"),
     _rows(14, "transformer_plus", "better", _LINEAR),
     _rows(14, "transformer_plus", "better", "transformer"),
-    *_of_chunks(15, CHUNKS.name),
-    *(hypothesis for part in FAR for hypothesis in _of_chunks(16, part, LAST_HALF)),
+    *_chunk_hypotheses(15, CHUNKS.name),
+    *(hypothesis for part in FAR for hypothesis in _chunk_hypotheses(16, part, LAST_HALF)),
     Hypothesis(17, SMALL.name, _FLASH, "no worse", _SOFTMAX),
     Hypothesis(17, DOUBLE.name, _FLASH, "no worse", _SOFTMAX),
 ]
 
 
 def recall_verdicts(lines: Sequence[Line]) -> list[Line]:
-    """Whether each model recalls more than half of the pairs with every seed, at the rate with the best median."""
-    found = []
+    """Judges if each model recalls more than half of the pairs with every seed, at the rate with the best median."""
+    verdicts = []
     for model in recall.MODELS:
-        name = recall.family_of(model)
-        own = recall.at_best_rate(lines, name)
-        accuracies = [line.get("accuracy", 0.0) for line in own]
-        told = ", ".join(f"{100 * x:.1f} %" for x in accuracies)
-        word = by_seeds([accuracy > RECALLED for accuracy in accuracies])
-        verdict = Verdict(word, f"{told}, rate {own[0]['rate']:g}" if own else "")
+        name = recall.family_name(model)
+        model_lines = recall.lines_at_best_rate(lines, name)
+        accuracies = [line.get("accuracy", 0.0) for line in model_lines]
+        percents = ", ".join(f"{100 * x:.1f} %" for x in accuracies)
+        word = judge_seeds([accuracy > RECALLED for accuracy in accuracies])
+        verdict = Verdict(word, f"{percents}, rate {model_lines[0]['rate']:g}" if model_lines else "")
         text = f"{recall.PART}: {name} recalls more than {100 * RECALLED:g} % with every seed"
-        found.append(verdict.line(number=18, hypothesis=text))
-    return found
+        verdicts.append(verdict.line(number=18, hypothesis=text))
+    return verdicts
 
 
 def anchor_verdict(lines: Sequence[Line]) -> Line:
-    """Whether the Transformer reaches the published loss, in the mean over its seeds."""
+    """Judges if the Transformer reaches the published loss, in the mean over its seeds."""
     near, published = anchor.NEAR_NATS, anchor.PUBLISHED_NATS
     losses = {
-        run: statistics.fmean(line.get("loss", math.inf) for line in own)
-        for (run,), own in group_lines([line for line in lines if line["part"] == anchor.PART], "run").items()
+        run: statistics.fmean(line.get("loss", math.inf) for line in run_lines)
+        for (run,), run_lines in grouped([line for line in lines if line["part"] == anchor.PART], "run").items()
     }
     seeds = sum((line["part"], line["run"]) == (anchor.PART, "transformer") for line in lines)
     held = Rule("alike", near, DIFFERENCE).holds(losses.get("transformer", math.inf) - published)
-    verdict = Verdict(by_seeds([held] * seeds), ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items()))
+    verdict = Verdict(judge_seeds([held] * seeds), ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items()))
     text = f"{anchor.PART}: transformer within {near:g} of the published {published:g} nats a character"
     return verdict.line(number=19, hypothesis=text)

@@ -1,4 +1,4 @@
-"""Runs on the text of the study, each model at the best of its own rates at the whole budget's schedule."""
+"""Language modelling runs of the controls: each model is tuned at the full budget's schedule."""
 
 import math
 import pathlib
@@ -10,9 +10,9 @@ from flash_lm.sweeps.grid import Changes, apply_changes
 from studies.protocol.jobs import Job, ShouldStop, study_hash
 from studies.protocol.rates import best_rate, rates_to_try
 from studies.quality import config as study
-from studies.quality.run import DECAY, Part, Trunk, one_trunk
+from studies.quality.run import DECAY, Part, Trunk, run_trunk
 
-# Seconds of a step of 4096 tokens on one core of an AMD EPYC whose other core is busy, rows of 512.
+# Seconds per step of 4096 tokens in sequences of 512, on one core of an AMD EPYC whose other core is busy.
 _STEP_S = {
     "transformer": 0.8,
     "transformer_plus": 0.85,
@@ -21,18 +21,18 @@ _STEP_S = {
     "flash": 1.05,
     "flash_quad": 1.1,
 }
-_FURTHER = 2  # rates beyond those that are planned
-_SCORED_S = 240  # of the validation and the test split, in rows of both lengths, and of the start
+_FURTHER = 2  # most rates beyond the planned ones
+_SCORED_S = 240  # seconds to start, and to score the validation and the test split at both sequence lengths
 
 
 class Candidate(NamedTuple):
-    """A model of a part, whose rate is found by its own runs.
+    """A model of a part, with the rates to try.
 
     Attributes:
-        name: the model's, in its lines.
-        changes: what differs in it.
-        rates: that seed 0 is trained at, see `rates_of`; the best on the validation split gets the other seeds.
-        slower: factor of its steps' time over that of its family in rows of 512.
+        name: the model's name in its lines.
+        changes: config keys of the model.
+        rates: rates of seed 0, see `candidate_rates`; the best on the validation split gets the other seeds.
+        slower: its time per step over that of its family at sequence length 512.
     """
 
     name: str
@@ -42,49 +42,54 @@ class Candidate(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What models of a part read: keys of the config's data, and what identifies the texts."""
+    """The text that the models of a part read: config keys of the data, and a hash of the texts."""
 
     data: Changes
-    known: str
+    texts_hash: str
 
 
 def jobs(
     part: Part, candidates: Sequence[Candidate], text: Text, lines: Sequence[Line], taken: Mapping[str, float]
 ) -> list[Job]:
-    """The jobs of a part: each candidate at each rate with seed 0, and at the best of them with the other seeds.
+    """Lists the jobs of a part: each candidate at each rate with seed 0, and at its best rate with the other seeds.
 
     Args:
         part: seeds, steps, shares and scores; its `models` are not read.
         candidates: the models.
-        text: that they read.
-        lines: so far, of these and of taken runs.
-        taken: candidates with a rate whose runs, with all seeds, are lines of an older study.
+        text: the text that they read.
+        lines: lines so far, of these and of taken runs.
+        taken: rate of each candidate whose runs at that rate, with all seeds, are lines of an older study.
     """
-    config = apply_changes(study.get_config(), text.data)
-    found = []
+    config = changed(study.get_config(), text.data)
+    job_list = []
     for candidate in candidates:
-        own = part._replace(models={candidate.name: candidate.changes})
+        part_of_candidate = part._replace(models={candidate.name: candidate.changes})
         # Not trunks_of, which checks that the batch fits the devices: jobs are listed on any machine.
         first, *others = [
-            Trunk(own, candidate.name, seed, apply_changes(config, {**own.runs[candidate.name], "seed": seed}))
+            Trunk(
+                part_of_candidate,
+                candidate.name,
+                seed,
+                changed(config, {**part_of_candidate.runs[candidate.name], "seed": seed}),
+            )
             for seed in part.seeds
         ]
         known_rate = taken.get(candidate.name)
-        rates = [rate for rate in rates_of(lines, part.name, candidate) if rate != known_rate]
-        found += [_job(first, rate, candidate, text) for rate in rates]
-        best = best_of(lines, part.name, candidate)
+        rates = [rate for rate in candidate_rates(lines, part.name, candidate) if rate != known_rate]
+        job_list += [_job(first, rate, candidate, text) for rate in rates]
+        best = find_best_rate(lines, part.name, candidate)
         if best is None or best != known_rate:
-            found += [_job(trunk, best, candidate, text) for trunk in others]
-    return found
+            job_list += [_job(trunk, best, candidate, text) for trunk in others]
+    return job_list
 
 
-def rates_of(lines: Sequence[Line], part: str, candidate: Candidate) -> list[float]:
-    """The rates of a candidate; while the best is the lowest or the highest, up to `_FURTHER` beyond it."""
-    return sorted(rates_to_try(candidate.rates, losses_of(lines, part, candidate), _FURTHER))
+def candidate_rates(lines: Sequence[Line], part: str, candidate: Candidate) -> list[float]:
+    """Returns the rates of a candidate; while the best is the lowest or highest, up to `_FURTHER` are added."""
+    return sorted(rates_to_try(candidate.rates, losses_by_rate(lines, part, candidate), _FURTHER))
 
 
-def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[float, float]:
-    """The loss on the validation split at the whole budget, seed 0, of each rate that is tried; ∞: it failed."""
+def losses_by_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[float, float]:
+    """Returns the loss on the validation split at the full budget, seed 0, by rate tried so far; ∞: it failed."""
     losses: dict[float, float] = {}
     for line in lines:
         if (line["part"], line["run"], line["seed"]) == (part, candidate.name, 0):
@@ -95,37 +100,37 @@ def losses_of(lines: Sequence[Line], part: str, candidate: Candidate) -> dict[fl
     return losses
 
 
-def best_of(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
-    """The rate with the lowest of `losses_of`; None: not all of `rates_of` are tried."""
-    return best_rate(rates_of(lines, part, candidate), losses_of(lines, part, candidate))
+def find_best_rate(lines: Sequence[Line], part: str, candidate: Candidate) -> float | None:
+    """Returns the rate with the lowest of `losses_by_rate`; None: not all of `candidate_rates` are tried."""
+    return best_rate(candidate_rates(lines, part, candidate), losses_by_rate(lines, part, candidate))
 
 
-def chosen(lines: Sequence[Line], part: str, candidates: Sequence[Candidate]) -> list[Line]:
-    """The lines that count: of each candidate those at its best rate."""
-    best = {candidate.name: best_of(lines, part, candidate) for candidate in candidates}
+def lines_at_best_rates(lines: Sequence[Line], part: str, candidates: Sequence[Candidate]) -> list[Line]:
+    """Returns the lines that count: those of each candidate at its best rate."""
+    best = {candidate.name: find_best_rate(lines, part, candidate) for candidate in candidates}
     return [line for line in lines if line["part"] == part and line["rate"] == best.get(line["run"])]
 
 
 def _job(trunk: Trunk, rate: float | None, candidate: Candidate, text: Text) -> Job:
-    """A run; its rate is None until it is found."""
+    """Returns the job of a run; `rate` is None until it is known."""
     part = trunk.part
     used = candidate.rates[0] if rate is None else rate
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-        return one_trunk(trunk, used, folder, should_stop)
+        return run_trunk(trunk, used, folder, should_stop)
 
     config: Any = apply_changes(trunk.config, {"train.learning_rate": used})
     scored = [[*of] for of in (part.shares, part.lengths, part.slices)]
     hours = (_steps(part) * _STEP_S[config.model.family] * candidate.slower + _SCORED_S) / 3600
     at_rate = "best_rate" if rate is None else f"{rate:g}"
     name = f"{part.name}_{trunk.model}_{at_rate}_seed_{trunk.seed}".replace("/", "_")
-    known = study_hash(config, text.known, scored)
-    about = {**trunk.at, "rate": used}
-    return Job(name, about, known, make, is_ready=rate is not None, hours=hours, config=config)
+    job_hash = study_hash(config, text.texts_hash, scored)
+    about = {**trunk.about, "rate": used}
+    return Job(name, about, job_hash, make, is_ready=rate is not None, hours=hours, config=config)
 
 
 def _steps(part: Part) -> int:
-    """Steps of a trunk and its decays."""
+    """Returns the steps of a trunk and its decays together."""
     ends = [round(share * part.steps) for share in part.shares]
     decays = [end // DECAY for end in ends]
     if len(ends) == 1:

@@ -1,4 +1,4 @@
-"""The design of the controls: its jobs can run and fit, and rates, texts and verdicts follow from lines as it says."""
+"""Design of the controls: its jobs can run, and rates, texts and verdicts follow from lines as the design says."""
 
 import itertools
 import pathlib
@@ -13,13 +13,13 @@ from flash_lm.models.facts import facts
 from flash_lm.sweeps.grid import apply_changes
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
-from studies.controls.language import Candidate, Text, best_of, chosen, jobs, rates_of
+from studies.controls.language import Candidate, Text, candidate_rates, find_best_rate, jobs, lines_at_best_rates
 from studies.controls.report import write_controls
-from studies.protocol.jobs import Place, study_hash
-from studies.protocol.queue import MOST_HOURS, queued, read_hashes
+from studies.protocol.jobs import JobFolder, study_hash
+from studies.protocol.queue import MOST_HOURS, read_hashes, select_queued
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.quality import config as study
-from studies.quality.run import Part, trunks_of
+from studies.quality.run import Part, list_trunks
 
 DATA = design.Data(pathlib.Path("data"), "texts")
 TEXTS = "abb55d181bad"  # the hash of what studies/quality/data.py writes
@@ -27,40 +27,47 @@ QUEUE_TEXTS = "7af168c3450e"  # the hash of the queue's texts
 
 
 def positions(part, gain, rate):
-    """What a Transformer++ has in the second halves of rows of 512 and of 2048."""
+    """Yields lines of a Transformer++ for the second halves of sequences of 512 and of 2048."""
     line = {"part": part, "run": "transformer_plus_plus", "seed": 0, "rate": rate, "share": 1.0, "length": 2048}
     yield {**line, "split": "validation", "loss": 4.0}
     line |= {"split": "test", "slices": "positions"}
-    for length, place, perplexity in ((512, "256–511", 50.0 * gain), (2048, "256–511", 9.0), (2048, "1024–2047", 50.0)):
-        yield {**line, "length": length, "slice": place, "perplexity": perplexity}
+    for length, positions_slice, perplexity in (
+        (512, "256–511", 50.0 * gain),
+        (2048, "256–511", 9.0),
+        (2048, "1024–2047", 50.0),
+    ):
+        yield {**line, "length": length, "slice": positions_slice, "perplexity": perplexity}
 
 
-def found_on(part, gain=1.03):
+def lines_with_gain(part, gain=1.03):
     return [*positions(part, gain, 0.0042 if part == "far_books" else 0.003)]
 
 
-ALL = [*found_on("far_books", 1.01), *found_on("far_bigrams")]  # all jobs there may be, but local and global on books
+ALL = [
+    *lines_with_gain("far_books", 1.01),
+    *lines_with_gain("far_bigrams"),
+]  # all possible jobs, except local and global on books
 
 
-@pytest.mark.parametrize("lines", [[], ALL, found_on("far_books")])
-def test_jobs_can_run_and_each_has_a_name_of_its_own(lines):
-    found = design.jobs_now(DATA, lines)
-    names = [job.name for job in found]
+@pytest.mark.parametrize("lines", [[], ALL, lines_with_gain("far_books")])
+def test_jobs_can_run_and_each_has_a_unique_name(lines):
+    jobs_now = design.jobs_now(DATA, lines)
+    names = [job.name for job in jobs_now]
     assert len({*names}) == len(names)
-    for job in found:
+    for job in jobs_now:
         complete_config(parse(job.config))
         assert {"part", "run", "seed"} <= job.about.keys()
-    long = [job.name for job in found if not bool(queued([job]))]
+    long = [job.name for job in jobs_now if not bool(select_queued([job]))]
     assert long == [name for name in names if name.startswith("large_")] and len(long) == 6
-    assert all(0 < job.hours <= MOST_HOURS for job in found if bool(queued([job])))
+    assert all(0 < job.hours <= MOST_HOURS for job in jobs_now if bool(select_queued([job])))
 
 
 def test_what_differs_gives_another_hash():
     """Seeds, rates, models, texts: lines of one can never pass for those of another."""
-    found = [job for job in design.jobs_now(DATA, ALL) if not job.name.startswith(("anchor", "mqar"))]
-    assert len({job.known for job in found}) == len(found)
-    other = [job for job in design.jobs_now(DATA._replace(known="others"), ALL) if not job.name.startswith("mqar")]
-    assert not {job.known for job in found} & {job.known for job in other}
+    jobs_now = [job for job in design.jobs_now(DATA, ALL) if not job.name.startswith(("anchor", "mqar"))]
+    assert len({job.study_hash for job in jobs_now}) == len(jobs_now)
+    other = [job for job in design.jobs_now(DATA._replace(texts_hash="others"), ALL) if not job.name.startswith("mqar")]
+    assert not {job.study_hash for job in jobs_now} & {job.study_hash for job in other}
 
 
 def test_models_that_are_compared_have_one_size():
@@ -69,12 +76,15 @@ def test_models_that_are_compared_have_one_size():
         sizes = {"tied": {}, "untied": {}}
         for group in names:
             for candidate in group.candidates:
-                own = apply_changes(study.get_config(), {**candidate.changes, **group.part.changes})
-                own.model.vocab_size = study.WORDS
-                size = facts(own.model.family, own.model, (), ()).parameters
-                sizes["tied" if own.model.tie_embeddings else "untied"][candidate.name] = size
-        for of_form in sizes.values():
-            assert not of_form or max(of_form.values()) / min(of_form.values()) <= 1.03, (part, of_form)
+                config = changed(study.get_config(), {**candidate.changes, **group.part.changes})
+                config.model.vocab_size = study.WORDS
+                size = facts(config.model.family, config.model, (), ()).parameters
+                sizes["tied" if config.model.tie_embeddings else "untied"][candidate.name] = size
+        for sizes_of_form in sizes.values():
+            assert not sizes_of_form or max(sizes_of_form.values()) / min(sizes_of_form.values()) <= 1.03, (
+                part,
+                sizes_of_form,
+            )
 
 
 def test_flash_quad_has_the_bias_that_is_published_for_its_rows():
@@ -91,20 +101,18 @@ def test_flash_quad_has_the_bias_that_is_published_for_its_rows():
 
 def test_the_linear_transformer_and_transformer_plus_differ_by_softmax_alone():
     by_name = {c.name: c.changes for group in design.THEN for c in group.candidates}
-    linear, plus = (
-        apply_changes(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus")
-    )
-    own = [complete_config(parse(apply_changes(x, {"data.path": "x"}))).model for x in (linear, plus)]
-    same = [(x.rotary, x.absolute_positions, x.mlp_dim, x.norm, x.residual_init) for x in own]
+    linear, plus = (changed(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus"))
+    models = [complete_config(parse(changed(x, {"data.path": "x"}))).model for x in (linear, plus)]
+    same = [(x.rotary, x.absolute_positions, x.mlp_dim, x.norm, x.residual_init) for x in models]
     assert same[0] == same[1] and same[0][:2] == (True, "none")
-    known = [apply_changes(x, {"model.vocab_size": study.WORDS}).model for x in (linear, plus)]
-    sizes = [facts(x.family, x, (), ()).parameters for x in known]
+    sized = [changed(x, {"model.vocab_size": study.WORDS}).model for x in (linear, plus)]
+    sizes = [facts(x.family, x, (), ()).parameters for x in sized]
     assert sizes[0] == sizes[1]
 
 
 def test_runs_of_the_first_study_count_where_their_config_is_the_same():
-    """Their hash is that of the study's own config, texts, scores and rate."""
-    lines = design.lines_of(*design.folders(ROOT))
+    """Their hash is that of the study's config, texts, scores and rate."""
+    lines = design.read_counted_lines(*design.folders(ROOT))
     taken = {(line["run"], line["seed"]) for line in lines if "study_commit" not in line}
     assert taken == {(run, seed) for run in ("transformer_plus_plus", "flash_scores") for seed in (0, 1, 2)}
     names = {job.name for job in design.jobs_now(DATA, [])}
@@ -113,22 +121,24 @@ def test_runs_of_the_first_study_count_where_their_config_is_the_same():
     config.data.mixture = study.mixture(pathlib.Path("elsewhere"))
     scored = [[*of] for of in (design.ROWS.shares, design.ROWS.lengths, design.ROWS.slices)]
     for candidate in (design.SOFTMAX, design.FLASH):
-        trunks = trunks_of(config, [design.ROWS._replace(models={candidate.name: candidate.changes})])
-        own = [line for line in lines if line["run"] == candidate.name and "study_commit" not in line]
+        trunks = list_trunks(config, [design.ROWS._replace(models={candidate.name: candidate.changes})])
+        older = [line for line in lines if line["run"] == candidate.name and "study_commit" not in line]
         for trunk in trunks:
-            (known,) = {line["study_hash"] for line in own if line["seed"] == trunk.seed}
-            assert known == study_hash(trunk.config, TEXTS, scored, own[0]["rate"])
+            (recorded,) = {line["study_hash"] for line in older if line["seed"] == trunk.seed}
+            assert recorded == study_hash(trunk.config, TEXTS, scored, older[0]["rate"])
 
 
 def test_what_the_queue_has_made_counts_under_the_hash_of_its_commit():
     """Each job that it may come to has a former hash: it is not made twice, whichever commit made it."""
     controls, quality = design.folders(ROOT)
     hashes = read_hashes()
-    jobs_now = design.jobs_now(design.Data(pathlib.Path("data"), QUEUE_TEXTS), design.lines_of(controls, quality))
-    assert {job.known for job in jobs_now} <= {*hashes.values()}
-    place = Place(controls, pathlib.Path(), bool, hashes)
-    made = [job for job in jobs_now if place.lines(job)]  # else it raises
-    assert {job.about["run"] for job in made} >= {*anchor.FAMILIES}
+    jobs_now = design.jobs_now(
+        design.Data(pathlib.Path("data"), QUEUE_TEXTS), design.read_counted_lines(controls, quality)
+    )
+    assert {job.study_hash for job in jobs_now} <= {*hashes.values()}
+    place = JobFolder(controls, pathlib.Path(), bool, hashes)
+    jobs_by_name = [job for job in jobs_now if place.lines(job)]  # else it raises
+    assert {job.about["run"] for job in jobs_by_name} >= {*anchor.FAMILIES}
 
 
 SMALL = Part("part", {}, {}, (0, 1, 2), 200)
@@ -140,7 +150,7 @@ def scores(rate, loss, seed=0, **more):
     return line | more
 
 
-def made(lines, taken=None):
+def jobs_by_name(lines, taken=None):
     text = Text({"data.path": "x"}, "texts")
     return {job.name: job for job in jobs(SMALL, [TWO], text, lines, taken or {})}
 
@@ -148,21 +158,24 @@ def made(lines, taken=None):
 def test_the_best_rate_on_the_validation_split_gets_the_other_seeds():
     names = [f"part_flash_{rate}_seed_0" for rate in (0.01, 0.02, 0.04)]
     waiting = ["part_flash_best_rate_seed_1", "part_flash_best_rate_seed_2"]
-    found = made([])
-    assert list(found) == [*names, *waiting] and [job.is_ready for job in found.values()] == [True] * 3 + [False] * 2
+    jobs_by_rate = jobs_by_name([])
+    assert (
+        list(jobs_by_rate) == [*names, *waiting]
+        and [job.is_ready for job in jobs_by_rate.values()] == [True] * 3 + [False] * 2
+    )
     lines = [scores(0.01, 4.0), scores(0.02, 3.9), scores(0.04, 4.1)]
     lines += [scores(0.01, 1.0, split="test"), scores(0.01, 2.0, share=0.5)]
-    later = made(lines)["part_flash_0.02_seed_2"]
-    assert best_of(lines, "part", TWO) == later.about["rate"] == later.config.train.learning_rate == 0.02
+    later = jobs_by_name(lines)["part_flash_0.02_seed_2"]
+    assert find_best_rate(lines, "part", TWO) == later.about["rate"] == later.config.train.learning_rate == 0.02
     assert (
         later.is_ready
         and later.config.seed == 2
-        and chosen([*lines, scores(0.02, 3.8, 1)], "part", [TWO])[-1]["seed"] == 1
+        and lines_at_best_rates([*lines, scores(0.02, 3.8, 1)], "part", [TWO])[-1]["seed"] == 1
     )
-    assert {line["rate"] for line in chosen(lines, "part", [TWO])} == {0.02}
+    assert {line["rate"] for line in lines_at_best_rates(lines, "part", [TWO])} == {0.02}
     failed = [*lines[:2], {"part": "part", "run": "flash", "seed": 0, "rate": 0.04, "failed": "nan"}]
-    assert best_of(failed, "part", TWO) == 0.02
-    assert best_of(lines[:1], "part", TWO) is None and not chosen(lines[:1], "part", [TWO])
+    assert find_best_rate(failed, "part", TWO) == 0.02
+    assert find_best_rate(lines[:1], "part", TWO) is None and not lines_at_best_rates(lines[:1], "part", [TWO])
 
 
 @pytest.mark.parametrize(
@@ -178,55 +191,60 @@ def test_the_best_rate_on_the_validation_split_gets_the_other_seeds():
 )
 def test_rates_go_on_while_the_best_is_at_an_end(losses, expected):
     lines = [scores(rate, loss) for rate, loss in losses.items()]
-    assert rates_of(lines, "part", TWO) == expected
-    tried = [name for name in made(lines) if name.endswith("seed_0")]
+    assert candidate_rates(lines, "part", TWO) == expected
+    tried = [name for name in jobs_by_name(lines) if name.endswith("seed_0")]
     assert tried == [f"part_flash_{rate:g}_seed_0" for rate in expected]
-    assert (best_of(lines, "part", TWO) is None) == (losses.keys() < {*expected})
+    assert (find_best_rate(lines, "part", TWO) is None) == (losses.keys() < {*expected})
 
 
 def test_what_an_older_study_has_is_not_made_again():
     taken, names = {"flash": 0.02}, ["part_flash_0.01_seed_0", "part_flash_0.04_seed_0"]
-    assert list(made([], taken)) == [*names, "part_flash_best_rate_seed_1", "part_flash_best_rate_seed_2"]
-    assert list(made([scores(0.01, 4.0), scores(0.02, 3.9), scores(0.04, 4.0)], taken)) == names
+    assert list(jobs_by_name([], taken)) == [*names, "part_flash_best_rate_seed_1", "part_flash_best_rate_seed_2"]
+    assert list(jobs_by_name([scores(0.01, 4.0), scores(0.02, 3.9), scores(0.04, 4.0)], taken)) == names
     lines = [scores(0.005, 3.9), scores(0.01, 3.8), scores(0.02, 3.9), scores(0.04, 4.0)]
-    assert "part_flash_0.01_seed_1" in made(lines, taken)
+    assert "part_flash_0.01_seed_1" in jobs_by_name(lines, taken)
 
 
 @pytest.mark.parametrize(
     ("lines", "text", "searched", "chunked"),
     [
         ([], None, {"far_books"}, set()),
-        (found_on("far_books"), "far_books", {"far_books"}, {"far_books"}),
-        (found_on("far_books", 1.019), None, {"far_books", "far_bigrams"}, set()),
+        (lines_with_gain("far_books"), "far_books", {"far_books"}, {"far_books"}),
+        (lines_with_gain("far_books", 1.019), None, {"far_books", "far_bigrams"}, set()),
         (ALL, "far_bigrams", {"far_books", "far_bigrams"}, {"far_bigrams"}),
-        ([*found_on("far_books", 1.0), *found_on("far_bigrams", 1.0)], None, {"far_books", "far_bigrams"}, set()),
+        (
+            [*lines_with_gain("far_books", 1.0), *lines_with_gain("far_bigrams", 1.0)],
+            None,
+            {"far_books", "far_bigrams"},
+            set(),
+        ),
     ],
 )
 def test_the_text_on_which_far_tokens_matter_is_the_first_with_a_gain(lines, text, searched, chunked):
     assert design.far_text(lines) == text
-    found = [job for job in design.jobs_now(DATA, lines) if job.about["part"] in design.FAR]
-    parts = lambda of: {job.about["part"] for job in found if job.about["run"].startswith(of)}
+    jobs_now = [job for job in design.jobs_now(DATA, lines) if job.about["part"] in design.FAR]
+    parts = lambda of: {job.about["part"] for job in jobs_now if job.about["run"].startswith(of)}
     assert parts("transformer") == searched and parts("flash") == chunked
-    assert all(job.config.data.length == 2048 for job in found)
-    seeds = {job.about["seed"] for job in found if job.about["run"].startswith("flash")}
+    assert all(job.config.data.length == 2048 for job in jobs_now)
+    seeds = {job.about["seed"] for job in jobs_now if job.about["run"].startswith("flash")}
     assert not chunked or len(seeds) == (3 if text == "far_books" else 5)
 
 
 def test_hypotheses_are_on_models_of_their_parts():
-    known = {
+    models = {
         (group.part.name, x.name)
-        for lines in (ALL, found_on("far_books"))
+        for lines in (ALL, lines_with_gain("far_books"))
         for group in design.groups(lines)
         for x in group.candidates
     }
     for hypothesis in HYPOTHESES:
-        assert {(hypothesis.part, hypothesis.first), (hypothesis.part, hypothesis.second)} <= known, hypothesis.text
+        assert {(hypothesis.part, hypothesis.first), (hypothesis.part, hypothesis.second)} <= models, hypothesis.text
 
 
 def recalls(rates):
-    """Of FLASH: the accuracies of three seeds on the test split and on the validation split, by rate."""
-    for rate, (accuracies, known) in rates.items():
-        for seed, (accuracy, validation) in enumerate(zip(accuracies, known, strict=True)):
+    """Yields lines of FLASH: accuracies of three seeds on the test split and on the validation split, by rate."""
+    for rate, (accuracies, validation_accuracies) in rates.items():
+        for seed, (accuracy, validation) in enumerate(zip(accuracies, validation_accuracies, strict=True)):
             at = {"part": recall.PART, "run": "flash", "rate": rate, "seed": seed}
             yield at | {"accuracy": accuracy, "validation_accuracy": validation}
 
@@ -237,9 +255,9 @@ def recalls(rates):
 def test_recall_is_judged_at_the_rate_with_the_best_median(accuracies, verdict):
     lucky = ((1.0, 0.0, 0.0), (1.0, 0.0, 0.0))  # one seed chooses nothing
     lines = [*recalls({0.003: lucky, 0.001: (accuracies, (0.05,) * 3), 0.0003: lucky})]
-    found = {line["hypothesis"].split()[1]: line for line in recall_verdicts(lines)}
-    assert found["flash"]["verdict"] == verdict and "rate 0.001" in found["flash"]["figure"]
-    assert found["gated_deltanet"]["verdict"] == NOT_RUN
+    verdicts = {line["hypothesis"].split()[1]: line for line in recall_verdicts(lines)}
+    assert verdicts["flash"]["verdict"] == verdict and "rate 0.001" in verdicts["flash"]["figure"]
+    assert verdicts["gated_deltanet"]["verdict"] == NOT_RUN
     (line, _) = recall_verdicts(lines[:-1])  # not all are made
     assert line["verdict"] == NOT_RUN
 
@@ -250,8 +268,8 @@ def test_the_anchor_is_the_published_loss():
     assert anchor_verdict([line("transformer", 1.92)] * 2)["verdict"] == UNDECIDED
     assert anchor_verdict([line("transformer", 1.94)] * 3)["verdict"] == FAILS
     losses = [line("transformer", loss) for loss in (1.8, 1.88, 1.96)]  # 1.88 in the mean
-    found = anchor_verdict([*losses, line("flash", 1.5)])
-    assert found["verdict"] == HOLDS and found["figure"] == "transformer 1.880, flash 1.500"
+    verdict = anchor_verdict([*losses, line("flash", 1.5)])
+    assert verdict["verdict"] == HOLDS and verdict["figure"] == "transformer 1.880, flash 1.500"
 
 
 def test_the_text_of_the_anchor_is_split_as_the_recipe_does(tmp_path):

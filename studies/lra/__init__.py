@@ -1,1 +1,1 @@
-"""Long Range Arena."""
+"""The study of small stand-ins for Long Range Arena."""

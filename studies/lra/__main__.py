@@ -1,4 +1,4 @@
-"""Stand-ins of Long Range Arena: the table and the picture of finished sweeps, with the published figures beside ours.
+"""Stand-ins of Long Range Arena: the table and the picture of finished sweeps, with our and the published figures.
 
     python -m flash_lm.sweep --config=studies/lra/configs/listops_short.py --split=test --workdir=runs/lra/listops
     python -m studies.lra.data $DATA/mnist --out=runs/lra/data/image
@@ -9,8 +9,8 @@
         --split=test --workdir=runs/lra/text
     python -m studies.lra --runs=runs/lra --out=studies/lra/results
 
-OUT gets runs.jsonl (a line for each classifier), table.md and lra.png. Lines of OUT whose sweep is not in the folder of
-runs are kept, so that the sweeps may be made one after the other.
+OUT gets runs.jsonl (a line per classifier), table.md and lra.png. Lines of OUT are kept if their sweep is not in the
+folder of runs, so the sweeps can be made one after another.
 """
 
 import argparse
@@ -21,19 +21,21 @@ from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import read_lines, write_jsonl
 from studies.lra import models, published
-from studies.lra.report import lines_of, lra_table, plot_lra
+from studies.lra.report import lra_table, plot_lra, read_sweep_lines
 
 
 def main(argv: list[str]) -> None:
     """Writes runs.jsonl, table.md and lra.png from the folders of sweeps."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--runs", required=True, type=local_path, help="folder with a sweep a task, named as the task")
+    parser.add_argument(
+        "--runs", required=True, type=local_path, help="folder with a sweep per task, named as the task"
+    )
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     arguments = parser.parse_args(argv)
     kept, lines = read_lines(arguments.out / "runs.jsonl"), []
     for task in published.TASKS:
-        own = [line for line in kept if line["lra"] == task]
-        lines += lines_of(arguments.runs / task, task) if (arguments.runs / task).is_dir() else own
+        kept_lines = [line for line in kept if line["lra"] == task]
+        lines += read_sweep_lines(arguments.runs / task, task) if (arguments.runs / task).is_dir() else kept_lines
     if not lines:
         raise InputError(
             f"--runs={arguments.runs} has no scored sweep: make one with --workdir={arguments.runs}/"

@@ -1,4 +1,4 @@
-"""What the stand-ins of Long Range Arena share: a small model, and the runs of a study of them."""
+"""Small model and runs that the stand-ins of Long Range Arena share."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from ml_collections import ConfigDict
 
 from flash_lm.configs import base
 
-# Those of the published table that are families here (its local attention is a Longformer without global tokens), and
-# FLASH's and Mega.
+# Models of the published table that are families here (its local attention is a Longformer without global tokens), and
+# FLASH, FLASH-Quad and Mega.
 FAMILIES = (
     "transformer",
     "longformer",
@@ -19,12 +19,12 @@ FAMILIES = (
     "flash_quad",
     "mega",
 )
-# How models started when these runs were made: a run of the study keeps it, and one of your own starts as all do.
-_AS_MEASURED = {"model.residual_init": "as_init", "model.scale_init": "as_init", "model.divides": "weights"}
+# Starts of models when these runs were made. Only the runs of the study keep them.
+_STARTS_AS_MEASURED = {"model.residual_init": "as_init", "model.scale_init": "as_init", "model.divides": "weights"}
 
 
 def small_model(length: int, rows: int) -> ConfigDict:
-    """A model of 64 channels and two layers with chunks and windows of 32, on batches of so many rows."""
+    """Returns a config of two layers of 64 channels with chunks and windows of 32, on batches of `rows` sequences."""
     config: Any = base.get_config()
     config.task = "classify"
     config.model.update(family="transformer", num_layers=2, model_dim=64, num_heads=4, max_length=length, init="lecun")
@@ -37,15 +37,15 @@ def small_model(length: int, rows: int) -> ConfigDict:
 
 
 def runs(masked: float) -> dict[str, dict]:
-    """For each family a run from scratch, and one that first learns to fill in its own rows.
+    """Returns for each family a run from scratch, and a run pretrained by masked modelling on the training sequences.
 
     Args:
         masked: share of the tokens that are masked in the first stage (Amos et al. 2024, arXiv:2310.02980, section 3).
     """
-    found = {}
+    changes_of_run = {}
     for family in FAMILIES:
-        own = {"model.family": family, **_AS_MEASURED}
-        found[f"{family}_scratch"] = own
-        found[f"{family}_masked"] = own | {"task": "masked_lm", "data.masking.rate": masked}
-        found[f"{family}_pretrained"] = own | {"train.init_from": f"{{workdir}}/{family}_masked"}
-    return found
+        base = {"model.family": family, **_STARTS_AS_MEASURED}
+        changes_of_run[f"{family}_scratch"] = base
+        changes_of_run[f"{family}_masked"] = base | {"task": "masked_lm", "data.masking.rate": masked}
+        changes_of_run[f"{family}_pretrained"] = base | {"train.init_from": f"{{workdir}}/{family}_masked"}
+    return changes_of_run

@@ -1,17 +1,17 @@
-"""Published accuracies on Long Range Arena, in %, at its full sizes: they stand beside ours and are not ours.
+"""Published accuracies on Long Range Arena, in %, at its full sizes. They are not our results.
 
-Tay et al. 2020 (arXiv:2011.04006), table 1 as the benchmark's README of November 2020 has it; Mega from Ma et al. 2022
-(arXiv:2209.10655), table 2. Local Attention is a Longformer without global tokens, as ours is here; the benchmark's own
-Longformer has them.
+Tay et al. 2020 (arXiv:2011.04006), table 1 in the version of the benchmark's README of November 2020; Mega from Ma et
+al. 2022 (arXiv:2209.10655), table 2. Local Attention is a Longformer without global tokens, like ours here. The
+benchmark's Longformer has them.
 """
 
 NOTE = (
     "Ours: ListOps of 50 to 200 symbols, reviews in 1024 bytes, MNIST. Published: Tay et al. 2020, Mega: Ma et al. "
-    "2022, at full size: ListOps of 500 to 2000 symbols, reviews in 4000 bytes, CIFAR-10. The published figures beside "
-    "longformer are those of Local Attention, which has no global tokens, as ours has none; with them they are 35.6, "
+    "2022, at full size: ListOps of 500 to 2000 symbols, reviews in 4000 bytes, CIFAR-10. The published figures for "
+    "longformer are those of Local Attention, which has no global tokens, like ours; with global tokens they are 35.6, "
     "62.9 and 42.2."
 )
-# Of the two tasks of which there are stand-ins with the same labels, and CIFAR-10 where ours is MNIST.
+# Two tasks with stand-ins of the same labels, and CIFAR-10, where ours is MNIST.
 TASKS = ("listops", "text", "image")
 ACCURACY = {
     "transformer": (36.37, 64.27, 42.44),

@@ -26,7 +26,7 @@ def run(folder, accuracy: float, **more) -> None:
     write_jsonl(folder / "results.jsonl", [about | {"accuracy": accuracy} | more])
 
 
-def test_arms_stand_beside_the_published_figures(tmp_path, capsys):
+def test_the_table_has_both_arms_and_the_published_figures(tmp_path, capsys):
     runs, out = tmp_path / "runs", tmp_path / "out"
     run(runs / "listops" / "flash_scratch", 0.5)
     run(runs / "listops" / "flash_pretrained", 0.625)
@@ -34,8 +34,8 @@ def test_arms_stand_beside_the_published_figures(tmp_path, capsys):
     run(runs / "image" / "transformer_scratch", 0.75)
     run(runs / "image" / "mega_scratch", 0.1, split="validation")
     lra_program.main([f"--runs={runs}", f"--out={out}"])
-    found = [(x["lra"], x["family"], x["arm"], x["accuracy"]) for x in read_jsonl(out / "runs.jsonl")]
-    assert found == [
+    accuracies = [(x["lra"], x["family"], x["arm"], x["accuracy"]) for x in read_jsonl(out / "runs.jsonl")]
+    assert accuracies == [
         ("listops", "flash", "pretrained", 0.625),
         ("listops", "flash", "scratch", 0.5),
         ("image", "transformer", "scratch", 0.75),
@@ -80,7 +80,7 @@ def test_the_families_are_those_of_the_published_table_and_ours():
 
 @pytest.mark.parametrize("more", [[], ["--test=3"]])
 def test_a_copy_has_fewer_test_rows(more, tmp_path):
-    """Of images and texts; the other splits are the same bytes."""
+    """For images and texts; the other splits are the same bytes."""
     corpus, out, count = tmp_path / "corpus", tmp_path / "out", 3 if more else 9
     corpus.mkdir()
     images = np.arange(9 * 4, dtype=np.uint8).reshape(9, 2, 2)
@@ -100,9 +100,9 @@ def test_a_copy_has_fewer_test_rows(more, tmp_path):
         assert (out / name).read_bytes() == (corpus / name).read_bytes()
     kept = [0, 4, 8] if more else list(range(9))
     assert pq.read_table(out / "test.parquet").to_pydict() == {"text": [str(i) for i in kept], "label": kept}
-    found = gzip.decompress((out / "t10k-images-idx3-ubyte.gz").read_bytes())
-    assert found[:4] == bytes([0, 0, 8, 3]) and struct.unpack(">3I", found[4:16]) == (count, 2, 2)
-    np.testing.assert_array_equal(np.frombuffer(found[16:], np.uint8).reshape(-1, 2, 2), images[kept])
+    copied = gzip.decompress((out / "t10k-images-idx3-ubyte.gz").read_bytes())
+    assert copied[:4] == bytes([0, 0, 8, 3]) and struct.unpack(">3I", copied[4:16]) == (count, 2, 2)
+    np.testing.assert_array_equal(np.frombuffer(copied[16:], np.uint8).reshape(-1, 2, 2), images[kept])
     labels = gzip.decompress((out / "t10k-labels-idx1-ubyte.gz").read_bytes())
     assert list(labels[8:]) == [4 * i for i in kept]
 

@@ -1,1 +1,1 @@
-"""What studies share: jobs, rates and seeds, hypotheses, ratios, verdicts."""
+"""Code that all studies share: jobs, learning rates and seeds, hypotheses, ratios, verdicts."""

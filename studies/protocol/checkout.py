@@ -1,4 +1,4 @@
-"""A checkout of a commit with an environment of its own, so that work in the tree does not touch what runs there."""
+"""Clones a commit with a copy of the environment, so that work in the tree does not disturb its runs."""
 
 import os
 import pathlib
@@ -12,10 +12,10 @@ DIGITS = 12  # of a commit's name
 
 
 def git(tree: pathlib.Path, *words: str) -> str:
-    """What git prints.
+    """Runs git in a tree and returns its output.
 
     Raises:
-        InputError: git fails; the message is its own.
+        InputError: git failed; the message is the last line of git's.
     """
     done = subprocess.run(["git", "-C", str(tree), *words], capture_output=True, text=True)
     if done.returncode:
@@ -23,56 +23,57 @@ def git(tree: pathlib.Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def commit_of(tree: pathlib.Path, name: str) -> str:
-    """The first digits of a commit, such as of HEAD or of a branch."""
+def short_commit(tree: pathlib.Path, name: str) -> str:
+    """Returns the first digits of a commit's hash; `name` is a revision such as HEAD or a branch."""
     return git(tree, "rev-parse", "--verify", f"{name}^{{commit}}")[:DIGITS]
 
 
 def checkout(tree: pathlib.Path, commit: str, folder: pathlib.Path) -> pathlib.Path:
-    """A clone of the tree at a commit, in FOLDER/COMMIT; it is made once, without the network.
+    """Clones the tree at a commit into FOLDER/COMMIT, once and without the network, and returns that path.
 
-    Its environment .venv is a copy of the one that this process has. Files are linked, not copied, where the disk
-    allows it; an installer replaces files, so it changes one environment alone.
+    The clone's .venv is a copy of the environment of this process. Files are hard links where the disk allows it. An
+    installer replaces files, so it changes only one of the two environments.
 
     Raises:
-        InputError: there is no such commit, this Python is of no environment, or the checkout was changed by hand.
-        RunError: it cannot be made.
+        InputError: the commit is unknown, this Python is not in an environment, or the checkout was changed by hand.
+        RunError: the environment cannot be copied.
     """
-    place = folder / commit
-    if place.exists():
-        if git(place, "status", "--porcelain", "--untracked-files=no") or commit_of(place, "HEAD") != commit:
-            raise InputError(f"{place} is no longer {commit} as it was committed: remove it, and it is made again")
-        return place
+    path = folder / commit
+    if path.exists():
+        if git(path, "status", "--porcelain", "--untracked-files=no") or short_commit(path, "HEAD") != commit:
+            raise InputError(f"{path} is no longer {commit} as it was committed: remove it, and it is made again")
+        return path
     if sys.prefix == sys.base_prefix:
         raise InputError(f"{sys.executable} is of no environment that could be copied: use .venv/bin/python")
+    # Clone and copy under another name, then rename: an interrupted clone never looks complete.
     partial = folder / f"{commit}.{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         git(folder, "clone", "--quiet", "--no-checkout", str(tree), str(partial))
         git(partial, "checkout", "--quiet", "--detach", commit)
-        shutil.copytree(sys.prefix, partial / ".venv", symlinks=True, copy_function=_linked)
+        shutil.copytree(sys.prefix, partial / ".venv", symlinks=True, copy_function=_link_or_copy)
         for hook in (partial / ".venv").glob("lib/python*/site-packages/__editable__*"):
-            hook.unlink()  # leads to the tree
+            hook.unlink()  # it would import the package from the tree
         try:
-            os.replace(partial, place)
+            os.replace(partial, path)
         except OSError:
-            if not place.exists():  # else another process was faster
+            if not path.exists():  # otherwise another process was faster
                 raise
     except (OSError, shutil.Error) as error:
         raise RunError(f"the environment {sys.prefix} cannot be copied to {partial}: {first_line(error)}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return place
+    return path
 
 
-def _linked(file: str, copy: str) -> None:
-    """A hard link to a file, or a copy on another disk."""
+def _link_or_copy(file: str, copy: str) -> None:
+    """Makes a hard link to a file, or a copy if it is on another disk."""
     try:
         os.link(file, copy)
     except OSError:
         shutil.copy2(file, copy)
 
 
-def python_of(place: pathlib.Path) -> pathlib.Path:
-    """The interpreter of a checkout's environment."""
-    return place / ".venv" / "bin" / "python"
+def python_path(path: pathlib.Path) -> pathlib.Path:
+    """Returns the interpreter of a checkout's environment."""
+    return path / ".venv" / "bin" / "python"

@@ -1,9 +1,8 @@
-"""The jobs of a study: runs, and searches of rates, that several processes share, over many days.
+"""Jobs of a study: runs and learning-rate searches that several processes share, over many days.
 
-A job says what it needs, and has a lock, a hash of what its lines follow from, and a file of lines, which is written
-whole when the job is done. The system releases a lock when its process ends, even by a kill: what was interrupted is
-next again, and goes on from its newest checkpoint if there is one. The files of a study whose jobs are all made are put
-together, so that its results are a few files.
+Each job has a lock, a hash of everything that its lines depend on, and a file of lines that is written in one piece
+when the job is done. The system releases a lock when its process ends, even when it is killed. An interrupted job is
+the next to start, and resumes from its newest checkpoint. When all jobs of a study are done, their files are merged.
 """
 
 import contextlib
@@ -20,35 +19,35 @@ from flash_lm.runs.lock import take
 from flash_lm.runs.provenance import config_hash
 from flash_lm.runs.run_folder import run_hash
 
-RUNS, RATES, PRETRAINING = "runs", "rates", "pretraining"  # kinds of jobs: folders of OUT, or files put together
+RUNS, RATES, PRETRAINING = "runs", "rates", "pretraining"  # kinds of jobs: folders of OUT, or merged files
 CURVES = "curves"
-_OF_A_CURVE = ("split", "step", "loss", "accuracy", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
+_CURVE_KEYS = ("split", "step", "loss", "accuracy", "grad_norm", "learning_rate", "skipped_steps", "loss_spikes")
 ShouldStop = Callable[[], bool]
 
 
 def study_hash(config: Any, *more: Any) -> str:
-    """A hash of twelve digits of what a run's lines follow from: its config, and more that JSON can hold."""
+    """Returns twelve hex digits: a hash of a run's config and of further JSON values that its lines depend on."""
     return config_hash([run_hash(config.to_dict()), *more])
 
 
 class Job(NamedTuple):
-    """What is made in one go: a run that is trained and scored, or a search of a rate.
+    """A unit of work: a run that is trained and scored, or a search for a rate.
 
     Attributes:
-        name: of its file of lines.
-        about: what identifies its lines, such as part, run, seed; it is added to them.
-        known: a hash of what the lines follow from; lines of another are an error.
-        make: works in a folder, and returns the lines; raises NonfiniteError and Stopped.
-        is_ready: whether all that it follows from is there, such as its rate.
-        kind: of job: `RUNS`, `RATES` or `PRETRAINING`.
-        is_lost: it is made, but weights that others need are gone, so it is made again.
-        hours: of one core while the other one is busy, estimated; 0: unknown.
-        config: of a run; where a rate is not found yet, with the first that it may have.
+        name: name of its file of lines.
+        about: keys that identify its lines, such as part, run, seed; they are added to each line.
+        study_hash: hash of everything that the lines depend on; lines with another hash are an error.
+        make: works in a folder and returns the lines; raises NonfiniteError and Stopped.
+        is_ready: whether everything it needs is known, such as its rate.
+        kind: `RUNS`, `RATES` or `PRETRAINING`.
+        is_lost: it is done, but weights that other jobs need are gone, so it is made again.
+        hours: estimated hours of one core while the other core is busy; 0: unknown.
+        config: config of a run; if its rate is not known yet, with the first rate it may get.
     """
 
     name: str
     about: Line
-    known: str
+    study_hash: str
     make: Callable[[pathlib.Path, ShouldStop], list[Line]]
     is_ready: bool = True
     kind: str = RUNS
@@ -57,14 +56,14 @@ class Job(NamedTuple):
     config: Any = None
 
 
-class Place(NamedTuple):
-    """Where a process works at a study.
+class JobFolder(NamedTuple):
+    """The folders in which a process makes the jobs of a study.
 
     Attributes:
         out: folder of the study's lines.
-        runs: folder for runs in progress and locks; processes of one machine share it.
-        should_stop: called after every step; when it returns true, work stops where it is.
-        hashes: the hash that an older version gave a job -> today's.
+        runs: folder for runs in progress and locks; the processes of one machine share it.
+        should_stop: called after every step; when it returns true, work stops.
+        hashes: the hash that an older version gave a job -> today's hash.
     """
 
     out: pathlib.Path
@@ -73,106 +72,110 @@ class Place(NamedTuple):
     hashes: Mapping[str, str] = {}
 
     def file(self, job: Job) -> pathlib.Path:
-        """The file of a job's lines."""
+        """Returns the path of a job's lines."""
         return self.out / job.kind / f"{job.name}.jsonl"
 
     def lock(self, job: Job) -> pathlib.Path:
-        """The file of a job's lock."""
-        return self.runs / f"{_key(job)}.lock"
+        """Returns the path of a job's lock."""
+        return self.runs / f"{_job_id(job)}.lock"
 
     def lines(self, job: Job) -> list[Line]:
-        """The lines of a job, from its file or from those that are put together; empty: it is not made.
+        """Reads the lines of a job from its file or from the merged file; empty: the job is not done.
 
         Raises:
-            InputError: they are of another config.
+            InputError: the lines belong to another config.
         """
-        # In this order: a file goes only when its lines are among those that are put together.
-        found, where = read_lines(self.file(job)), str(self.file(job))
-        if not found:
+        # In this order: a job's file is removed only after its lines are in the merged file.
+        lines, where = read_lines(self.file(job)), str(self.file(job))
+        if not lines:
             file = self.out / f"{job.kind}.jsonl"
-            found, where = [x for x in read_lines(file) if job.about.items() <= x.items()], f"{job.name} in {file}"
+            lines, where = [x for x in read_lines(file) if job.about.items() <= x.items()], f"{job.name} in {file}"
         if job.is_ready and any(
-            self.hashes.get(line.get("study_hash", ""), line.get("study_hash")) != job.known for line in found
+            self.hashes.get(line.get("study_hash", ""), line.get("study_hash")) != job.study_hash for line in lines
         ):
             raise InputError(
                 f"{where} is of another config, rate, texts or scores: write to another folder, or move its lines "
                 "away, and it is made again"
             )
-        return found
+        return lines
 
 
-def made_lines(out: pathlib.Path, kind: str = RUNS) -> list[Line]:
-    """The lines of all jobs of a kind that are made."""
+def read_job_lines(out: pathlib.Path, kind: str = RUNS) -> list[Line]:
+    """Reads the lines of all finished jobs of a kind, from the merged file and from files per job."""
     files = {file.stem: read_lines(file) for file in sorted((out / kind).glob("*.jsonl"))}
-    together = [line for line in read_lines(out / f"{kind}.jsonl") if line.get("job") not in files]  # in this order
-    return together + [line for own in files.values() for line in own if line not in together]
+    # After the files per job: one that is merged in between is found in the merged file.
+    merged = [line for line in read_lines(out / f"{kind}.jsonl") if line.get("job") not in files]
+    return merged + [line for job_lines in files.values() for line in job_lines if line not in merged]
 
 
-def make_jobs(jobs_now: Callable[[], Sequence[Job]], place: Place, about: Line | None = None) -> list[str]:
-    """Makes jobs, always the first that is missing, free and ready, until none is left.
+def make_jobs(jobs_now: Callable[[], Sequence[Job]], job_folder: JobFolder, about: Line | None = None) -> list[str]:
+    """Makes jobs until none is left, always the first that is missing, unlocked and ready.
 
     Args:
-        jobs_now: the jobs in the order of their worth; asked before each job, since further ones may follow from lines.
-        place: where.
-        about: added to each line.
+        jobs_now: lists the jobs by priority; called before each job, since lines may lead to further jobs.
+        job_folder: the study's folders.
+        about: keys that are added to each line.
 
     Returns:
-        Names of the jobs that are left: another process has begun them, or they need what it is making.
+        Names of the jobs that are left: another process makes them, or they wait for its results.
 
     Raises:
         InputError: bad data, or lines of other configs; all other jobs have been made.
-        Stopped: it was asked to stop; the job can go on.
+        Stopped: `should_stop` returned true; the job can be resumed.
     """
-    problems: dict[str, str] = {}  # of jobs that are left out, so that one does not block the others
-    while job := _next(jobs_now(), place, about or {}, problems):
-        print(f"{_key(job)} is done", flush=True)
+    problems: dict[str, str] = {}  # by job; these are skipped, so that one does not block the others
+    while job := _make_next(jobs_now(), job_folder, about or {}, problems):
+        print(f"{_job_id(job)} is done", flush=True)
     if problems:
         raise InputError.of(problems.values())
-    return [_key(job) for job in jobs_now() if job.is_lost or not place.lines(job)]
+    return [_job_id(job) for job in jobs_now() if job.is_lost or not job_folder.lines(job)]
 
 
-def _next(jobs: Sequence[Job], place: Place, about: Line, problems: dict[str, str]) -> Job | None:
-    """Makes the first job that can be made, and returns it; adds to the problems of others."""
+def _make_next(jobs: Sequence[Job], job_folder: JobFolder, about: Line, problems: dict[str, str]) -> Job | None:
+    """Makes the first job that can be made and returns it; adds errors of others to `problems`."""
     for job in jobs:
-        if place.should_stop():
+        if job_folder.should_stop():
             raise Stopped("stopped: run the same command again to continue")
-        if not job.is_ready or _key(job) in problems:
+        if not job.is_ready or _job_id(job) in problems:
             continue
         try:
-            if _made(job, place, about):
+            if _make_if_free(job, job_folder, about):
                 return job
         except InputError as error:
-            problems[_key(job)] = f"{_key(job)}: {error}"
+            problems[_job_id(job)] = f"{_job_id(job)}: {error}"
     return None
 
 
-def _made(job: Job, place: Place, about: Line) -> bool:
-    """Makes a job, if it is missing and free; says whether it did."""
-    former = {today: known for known, today in place.hashes.items()}
-    folder = place.runs / f"{_key(job)}_{former.get(job.known, job.known)}"  # what an older version began goes on
-    with begun_here(place.lock(job)) as free:
+def _make_if_free(job: Job, job_folder: JobFolder, about: Line) -> bool:
+    """Makes a job if it is missing and no other process has its lock; returns whether it did."""
+    # A run that an older version began is resumed in the folder with its older hash.
+    former = {today: known for known, today in job_folder.hashes.items()}
+    folder = job_folder.runs / f"{_job_id(job)}_{former.get(job.study_hash, job.study_hash)}"
+    with try_lock(job_folder.lock(job)) as free:
         if not free:
             return False
-        if place.lines(job) and not job.is_lost:
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed right after it wrote the lines
+        if job_folder.lines(job) and not job.is_lost:
+            shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed after it wrote the lines
             return False
-        print(f"{_key(job)}{f', about {job.hours:.1f} hours' if job.hours else ''}", flush=True)
+        print(f"{_job_id(job)}{f', about {job.hours:.1f} hours' if job.hours else ''}", flush=True)
         if job.is_lost:
-            _forget(job, place)  # so that nothing uses its weights before they are whole again
+            _remove_lines(job, job_folder)  # so that nothing uses its weights before they are complete again
+        # A run whose loss is not finite is a result: one line that says so.
         try:
-            lines = job.make(folder, place.should_stop)
+            lines = job.make(folder, job_folder.should_stop)
         except NonfiniteError as error:
             lines = [{"failed": str(error)}]
-        if job.kind == RUNS and (curves := _curves(folder)):
-            _write(place.out / CURVES / f"{job.name}.jsonl", [{"job": job.name, **line} for line in curves])
-        write_made(job, [line | about for line in lines], place)
+        # Curves and lines are written before the run folder is removed.
+        if job.kind == RUNS and (curves := _read_curves(folder)):
+            _write(job_folder.out / CURVES / f"{job.name}.jsonl", [{"job": job.name, **line} for line in curves])
+        write_job_lines(job, [line | about for line in lines], job_folder)
         shutil.rmtree(folder, ignore_errors=True)
     return True
 
 
-def write_made(job: Job, lines: Sequence[Line], place: Place) -> None:
-    """Writes the lines of a job, all or none."""
-    _write(place.file(job), [line | job.about | {"study_hash": job.known} for line in lines])
+def write_job_lines(job: Job, lines: Sequence[Line], job_folder: JobFolder) -> None:
+    """Writes the lines of a job atomically."""
+    _write(job_folder.file(job), [line | job.about | {"study_hash": job.study_hash} for line in lines])
 
 
 def _write(file: pathlib.Path, lines: list[Line]) -> None:
@@ -182,18 +185,18 @@ def _write(file: pathlib.Path, lines: list[Line]) -> None:
     os.replace(partial, file)
 
 
-def _forget(job: Job, place: Place) -> None:
-    """Removes the lines of a job."""
-    together = place.out / f"{job.kind}.jsonl"
-    with _alone(place):
-        if together.exists():
-            _write(together, [line for line in read_jsonl(together) if not job.about.items() <= line.items()])
-        place.file(job).unlink(missing_ok=True)
+def _remove_lines(job: Job, job_folder: JobFolder) -> None:
+    """Removes the lines of a job from its file and from the merged file."""
+    merged = job_folder.out / f"{job.kind}.jsonl"
+    with _lock_merged_files(job_folder):
+        if merged.exists():
+            _write(merged, [line for line in read_jsonl(merged) if not job.about.items() <= line.items()])
+        job_folder.file(job).unlink(missing_ok=True)
 
 
-def _curves(folder: pathlib.Path) -> list[Line]:
-    """How the loss of each run in a folder fell, as far as it came: what explains a score when the run is gone."""
-    kept = lambda line: {key: line[key] for key in _OF_A_CURVE if key in line}
+def _read_curves(folder: pathlib.Path) -> list[Line]:
+    """Reads the training curves of the runs in a folder, also of unfinished ones; they outlast the run."""
+    kept = lambda line: {key: line[key] for key in _CURVE_KEYS if key in line}
     return [
         {"schedule": file.parent.relative_to(folder).as_posix(), **kept(line)}
         for file in sorted(folder.rglob("metrics.jsonl"))
@@ -201,23 +204,23 @@ def _curves(folder: pathlib.Path) -> list[Line]:
     ]
 
 
-def finish(left: Sequence[str], place: Place) -> bool:
-    """Says what `make_jobs` has left; or, if that is nothing, puts the files together and returns true."""
+def finish(left: Sequence[str], job_folder: JobFolder) -> bool:
+    """Prints the jobs that `make_jobs` has left; if none is left, merges the files and returns true."""
     if left:
         print(f"left to another process: {', '.join(left)}")
     else:
-        put_together(place)
+        merge_job_files(job_folder)
         print("all runs are made")
     return not left
 
 
-def put_together(place: Place) -> None:
-    """Puts the files of each kind of job together: runs/*.jsonl into runs.jsonl, and so on."""
-    with _alone(place):
+def merge_job_files(job_folder: JobFolder) -> None:
+    """Merges the files of each kind of job: runs/*.jsonl into runs.jsonl, and so on."""
+    with _lock_merged_files(job_folder):
         for kind in (RUNS, RATES, PRETRAINING, CURVES):
-            folder = place.out / kind
+            folder = job_folder.out / kind
             if files := sorted(folder.glob("*.jsonl")):
-                _write(place.out / f"{kind}.jsonl", made_lines(place.out, kind))
+                _write(job_folder.out / f"{kind}.jsonl", read_job_lines(job_folder.out, kind))
                 for file in files:
                     file.unlink()
                 with contextlib.suppress(OSError):  # another process writes there
@@ -225,10 +228,10 @@ def put_together(place: Place) -> None:
 
 
 @contextlib.contextmanager
-def _alone(place: Place) -> Iterator[None]:
-    """Waits until no other process rewrites the files that are put together, which takes none of them long."""
+def _lock_merged_files(job_folder: JobFolder) -> Iterator[None]:
+    """Waits until no other process rewrites the merged files, which takes little time."""
     while True:
-        with begun_here(place.runs / "together.lock") as free:
+        with try_lock(job_folder.runs / "together.lock") as free:
             if free:
                 yield
                 return
@@ -236,17 +239,17 @@ def _alone(place: Place) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def begun_here(path: pathlib.Path) -> Iterator[bool]:
-    """Whether this process may do what has a lock; another one cannot begin it until the block ends.
+def try_lock(path: pathlib.Path) -> Iterator[bool]:
+    """Yields True if this process got the lock of a file; it holds the lock until the block ends.
 
     Args:
-        path: of the lock.
+        path: path of the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
         yield take(file) is None
 
 
-def _key(job: Job) -> str:
-    """The beginning of the names of its lock and its folder."""
+def _job_id(job: Job) -> str:
+    """Returns the job's id: its lock, its run folder and its messages are named by it."""
     return job.name if job.kind == RUNS else f"{job.kind}_{job.name}"

@@ -1,6 +1,6 @@
-"""The queue: jobs of a study that wait for idle hours, the state of each, and the hashes of those who made them.
+"""The queue: short jobs of a study that run in idle hours, their states, and hashes of older versions.
 
-Its files of lines are not put together, since the commit that makes them may know files of their own alone.
+Files of lines of the queue are not merged: the commit that makes the runs may only know one file per job.
 """
 
 import pathlib
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from flash_lm.runs.json_file import load_json
-from studies.protocol.jobs import Job, Place
-from studies.protocol.locks import holder
+from studies.protocol.jobs import Job, JobFolder
+from studies.protocol.locks import lock_holder
 
 MOST_HOURS = 2.0  # of a job in the queue; a longer one is listed and not made
 HASHES = pathlib.Path(__file__).parents[1] / "hashes.json"
@@ -17,33 +17,39 @@ DONE, RUNNING, NEXT, WAITING, LONG = "done", "running", "next", "waiting", "long
 
 
 class State(NamedTuple):
-    """Of a job: done, running, next, waiting (for others that find its rate) or long (not queued); `by`: a process."""
+    """State of a job: done, running, next, waiting (its rate is not known yet) or long (not queued).
+
+    Attributes:
+        job: the job.
+        word: its state.
+        by: id of the process that runs it.
+    """
 
     job: Job
     word: str
     by: int | None = None
 
 
-def queued(jobs: Iterable[Job]) -> list[Job]:
-    """Those that the queue makes."""
+def select_queued(jobs: Iterable[Job]) -> list[Job]:
+    """Returns the jobs that are short enough for the queue."""
     return [job for job in jobs if job.hours <= MOST_HOURS]
 
 
 def read_hashes() -> dict[str, str]:
-    """What is in studies/hashes.json: the hash that an older version gave a job -> today's."""
+    """Returns studies/hashes.json: the hash that an older version gave a job -> today's hash."""
     return load_json(HASHES)
 
 
-def states(jobs: Iterable[Job], place: Place) -> list[State]:
-    """The state of each job, in the order of the jobs. It takes no lock, so it disturbs no process."""
-    return [_state(job, place) for job in jobs]
+def states(jobs: Iterable[Job], job_folder: JobFolder) -> list[State]:
+    """Returns the state of each job, in order. It takes no lock, so it disturbs no process."""
+    return [_state(job, job_folder) for job in jobs]
 
 
-def _state(job: Job, place: Place) -> State:
-    if place.file(job).exists():
+def _state(job: Job, job_folder: JobFolder) -> State:
+    if job_folder.file(job).exists():
         return State(job, DONE)
-    if (process := holder(place.lock(job))) is not None:
+    if (process := lock_holder(job_folder.lock(job))) is not None:
         return State(job, RUNNING, process)
-    if not queued([job]):
+    if not select_queued([job]):
         return State(job, LONG)
     return State(job, NEXT if job.is_ready else WAITING)

@@ -1,4 +1,4 @@
-"""Learning rates: each model has the best of its own, found with one seed, and the other seeds run at that."""
+"""Learning rates: each model is tuned with one seed, and its other seeds run at its best rate."""
 
 import functools
 import pathlib
@@ -13,13 +13,16 @@ from studies.protocol.jobs import Job, ShouldStop
 def rates_to_try(
     planned: Sequence[float], losses: Mapping[float, float], further: int, factor: float | None = None
 ) -> list[float]:
-    """The rates that are planned, and while the best is the lowest or the highest, up to `further` beyond it.
+    """Returns the planned rates; while the best is the lowest or highest, up to `further` rates beyond it are added.
 
     Args:
-        planned: one rate or more, by growing value.
-        losses: of the rates that have been tried, on the validation split.
-        further: at most so many more.
-        factor: between the best and the next; None: that between the lowest two.
+        planned: one rate or more, in increasing order.
+        losses: loss on the validation split by rate, for the rates tried so far.
+        further: largest number of rates to add.
+        factor: factor between the best rate and the next; None: the factor between the lowest two.
+
+    >>> rates_to_try([0.001, 0.002], {0.001: 4.0, 0.002: 3.5}, further=1)
+    [0.001, 0.002, 0.004]
     """
     rates = [*planned]
     for _ in range(further):
@@ -33,71 +36,71 @@ def rates_to_try(
 
 
 def best_rate(rates: Sequence[float], losses: Mapping[float, float]) -> float | None:
-    """The rate with the lowest loss, the first of equals; None: not all are tried."""
+    """Returns the rate with the lowest loss, the first of equals; None: some rate has no loss yet."""
     return min(rates, key=lambda rate: losses[rate]) if losses.keys() >= {*rates} else None
 
 
-def at_best_rate(lines: Sequence[Line], about: Line, loss_of: Callable[[Line], float]) -> list[Line]:
-    """A model's lines, of failed runs, too, at the rate that was best with seed 0; empty if it has none.
+def lines_at_best_rate(lines: Sequence[Line], about: Line, selection_loss: Callable[[Line], float]) -> list[Line]:
+    """Returns a model's lines at the rate that was best with seed 0, failed runs included; empty if it has none.
 
     Args:
-        lines: of a study.
-        about: what identifies the model's.
-        loss_of: see `rated_jobs`.
+        lines: lines of a study.
+        about: keys and values that identify the model's lines.
+        selection_loss: see `rate_and_seed_jobs`.
     """
-    own = [line for line in lines if about.items() <= line.items()]
-    best = min((line for line in own if line["seed"] == 0), key=loss_of, default={})
-    return [line for line in own if line["rate"] == best.get("rate")]
+    model_lines = [line for line in lines if about.items() <= line.items()]
+    best = min((line for line in model_lines if line["seed"] == 0), key=selection_loss, default={})
+    return [line for line in model_lines if line["rate"] == best.get("rate")]
 
 
 class Model(Protocol):
     """A model of a small study."""
 
-    def at(self, rate: float, seed: int) -> dict[str, Any]:
-        """What identifies the line of a run."""
+    def about(self, rate: float, seed: int) -> dict[str, Any]:
+        """Returns the keys that identify the line of a run."""
         ...
 
-    def of_run(self, rate: float, seed: int) -> Any:
-        """The config of a run."""
+    def run_config(self, rate: float, seed: int) -> Any:
+        """Returns the config of a run."""
         ...
 
 
 M = TypeVar("M", bound=Model)
 
 
-def rated_jobs(
+def rate_and_seed_jobs(
     models: Sequence[M],
     rates: Sequence[float],
     more_seeds: Sequence[int],
     further: int,
     lines: Sequence[Line],
-    loss_of: Callable[[Line], float],
-    one_run: Callable[[M, float, int, pathlib.Path, ShouldStop], list[Line]],
+    selection_loss: Callable[[Line], float],
+    run_model: Callable[[M, float, int, pathlib.Path, ShouldStop], list[Line]],
     factor: float | None = None,
 ) -> list[Job]:
-    """The jobs that are known so far: each model at each rate with seed 0, and at its best rate with more seeds.
+    """Lists the jobs known so far: each model at each rate with seed 0, then at its best rate with more seeds.
 
     Args:
         models: see `Model`.
-        rates: learning rates.
+        rates: learning rates to try.
         more_seeds: seeds besides 0.
         further: see `rates_to_try`.
-        lines: of the jobs that are made.
-        loss_of: a line's score on the validation split, less is better; of a failed run, too.
-        one_run: makes the run of a model, a rate and a seed in a folder; returns its lines.
+        lines: lines of the finished jobs.
+        selection_loss: returns a line's score on the validation split, less is better; also of a failed run.
+        run_model: trains and scores a model with a rate and a seed in a folder; returns its lines.
         factor: see `rates_to_try`.
     """
-    found: list[Job] = []
+    jobs: list[Job] = []
     for model in models:
-        own = [line for line in lines if model.at(line["rate"], 0).items() <= line.items()]
-        losses = {line["rate"]: loss_of(line) for line in own}
+        model_lines = [line for line in lines if model.about(line["rate"], 0).items() <= line.items()]
+        losses = {line["rate"]: selection_loss(line) for line in model_lines}
         tried = rates_to_try(rates, losses, further, factor)
         best = best_rate(tried, losses)
         of_best = [(best, seed) for seed in more_seeds] if best is not None else []
         for rate, seed in [*((rate, 0) for rate in tried), *of_best]:
-            about = model.at(rate, seed)
+            about = model.about(rate, seed)
             name = "_".join(f"{x:g}" if isinstance(x, float) else str(x) for x in about.values()).replace("/", "_")
-            known = run_hash(model.of_run(rate, seed).to_dict())
-            make = functools.partial(one_run, model, rate, seed)
-            found.append(Job(name, about, known, make))
-    return found
+            study_hash = run_hash(model.run_config(rate, seed).to_dict())
+            make = functools.partial(run_model, model, rate, seed)
+            jobs.append(Job(name, about, study_hash, make))
+    return jobs

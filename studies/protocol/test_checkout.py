@@ -1,4 +1,4 @@
-"""A study's checkout: the code of its commit, with an environment of its own."""
+"""A study's checkout: the code of its commit, with a copy of the environment."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from flash_lm.errors import InputError, RunError
-from studies.protocol.checkout import checkout, commit_of, git, python_of
+from studies.protocol.checkout import checkout, git, python_path, short_commit
 from studies.protocol.first_losses import differences
 
 
@@ -30,37 +30,37 @@ def tree(tmp_path, monkeypatch):
     return folder
 
 
-def test_it_has_the_code_of_the_commit_and_an_environment_of_its_own(tree, tmp_path):
-    first = commit_of(tree, "HEAD~1")
-    place = checkout(tree, first, tmp_path / "checkouts")
-    assert place.name == first and (place / "code.py").read_text() == "first"
-    packages = place / ".venv" / "lib" / "python3" / "site-packages"
+def test_it_has_the_code_of_the_commit_and_a_separate_environment(tree, tmp_path):
+    first = short_commit(tree, "HEAD~1")
+    path = checkout(tree, first, tmp_path / "checkouts")
+    assert path.name == first and (path / "code.py").read_text() == "first"
+    packages = path / ".venv" / "lib" / "python3" / "site-packages"
     assert sorted(path.name for path in packages.iterdir()) == ["library.py"]  # and nothing that leads to the tree
-    assert os.path.samefile(python_of(place), sys.executable)
+    assert os.path.samefile(python_path(path), sys.executable)
     # An installer removes a file and writes another one.
     library = tmp_path / "environment" / "lib" / "python3" / "site-packages" / "library.py"
     library.unlink()
     library.write_text("two")
     (tree / "code.py").write_text("third")
-    assert (packages / "library.py").read_text() == "one" and (place / "code.py").read_text() == "first"
-    (place / "mark").touch()
-    assert checkout(tree, first, tmp_path / "checkouts") == place and (place / "mark").exists()
+    assert (packages / "library.py").read_text() == "one" and (path / "code.py").read_text() == "first"
+    (path / "mark").touch()
+    assert checkout(tree, first, tmp_path / "checkouts") == path and (path / "mark").exists()
     assert [path.name for path in (tmp_path / "checkouts").iterdir()] == [first]
-    (place / "code.py").write_text("changed by hand")
+    (path / "code.py").write_text("changed by hand")
     with pytest.raises(InputError, match="is no longer .* as it was committed: remove it"):
         checkout(tree, first, tmp_path / "checkouts")
 
 
 def test_what_is_wrong_is_said_and_nothing_is_half_made(tree, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="git rev-parse .*nothing"):
-        commit_of(tree, "nothing")
+        short_commit(tree, "nothing")
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     with pytest.raises(InputError, match=r"is of no environment that could be copied: use .venv/bin/python"):
-        checkout(tree, commit_of(tree, "HEAD"), tmp_path / "checkouts")
+        checkout(tree, short_commit(tree, "HEAD"), tmp_path / "checkouts")
     assert not (tmp_path / "checkouts").exists()
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "no_such_folder"))
     with pytest.raises(RunError, match="cannot be copied"):
-        checkout(tree, commit_of(tree, "HEAD"), tmp_path / "checkouts")
+        checkout(tree, short_commit(tree, "HEAD"), tmp_path / "checkouts")
     assert [*(tmp_path / "checkouts").iterdir()] == []
 
 

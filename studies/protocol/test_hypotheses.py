@@ -23,12 +23,12 @@ def line(run, seed, perplexity, share=1.0, **more):
     return {**about, **scored, "perplexity": perplexity, "nll_blocks": losses, **more}
 
 
-def failed(run, seed):
+def failed_line(run, seed):
     return {"part": "rows", "run": run, "seed": seed, "failed": "loss nan", "rate": 0.1}
 
 
 def pairs(*ratios):
-    """Whole budgets with these ratios, one for each seed; other lines that no rule may look at."""
+    """Yields lines of the full budget with these ratios, one per seed, and other lines that no rule may read."""
     for seed, ratio in enumerate(ratios):
         yield from (line("attention", seed, 50.0), line("flash", seed, 50.0 * ratio))
         yield from (line("flash", seed, 999.0, share=0.5), line("flash", seed, 999.0, length=2048))
@@ -56,27 +56,27 @@ def pairs(*ratios):
     ],
 )
 def test_a_verdict_needs_three_seeds_and_an_interval_on_one_side(relation, ratios, verdict):
-    found = Hypothesis(1, "rows", "flash", relation, "attention").verdict_line([*pairs(*ratios)], [])
-    assert found["verdict"] == verdict
-    assert found["ratios"] == pytest.approx({str(seed): ratio for seed, ratio in enumerate(ratios)})
+    result = Hypothesis(1, "rows", "flash", relation, "attention").verdict_line([*pairs(*ratios)], [])
+    assert result["verdict"] == verdict
+    assert result["ratios"] == pytest.approx({str(seed): ratio for seed, ratio in enumerate(ratios)})
 
 
 def test_what_was_not_run_or_failed_decides_nothing():
     assert NO_WORSE.verdict_line([], [])["verdict"] == NOT_RUN
     assert NO_WORSE.verdict_line([line("flash", 0, 50.0)], [])["verdict"] == NOT_RUN
-    lines = [*pairs(1.0, 1.0, 1.0), failed("flash", 3), line("attention", 3, 50.0)]
-    found = NO_WORSE.verdict_line(lines, [])
-    assert found["verdict"] == UNDECIDED and found["figure"].endswith("; flash failed with seed 3")
+    lines = [*pairs(1.0, 1.0, 1.0), failed_line("flash", 3), line("attention", 3, 50.0)]
+    result = NO_WORSE.verdict_line(lines, [])
+    assert result["verdict"] == UNDECIDED and result["figure"].endswith("; flash failed with seed 3")
     other = [x | {"corpus_hash": "y"} if x["run"] == "flash" else x for x in pairs(1.0, 1.0, 1.0)]
-    found = NO_WORSE.verdict_line(other, [])
-    assert found["verdict"] == UNDECIDED and found["figure"] == "not scored on the same targets"
+    result = NO_WORSE.verdict_line(other, [])
+    assert result["verdict"] == UNDECIDED and result["figure"] == "not scored on the same targets"
 
 
 @pytest.mark.parametrize("bad", (math.nan, math.inf))
 def test_a_score_that_is_not_finite_decides_nothing(bad):
     lines = [x | {"nll_blocks": [bad] * 20} if x["run"] == "flash" else x for x in pairs(1.0, 1.0, 1.0)]
-    found = NO_WORSE.verdict_line(lines, [])
-    assert found["verdict"] == UNDECIDED and found["figure"] == "a score is not finite"
+    result = NO_WORSE.verdict_line(lines, [])
+    assert result["verdict"] == UNDECIDED and result["figure"] == "a score is not finite"
 
 
 def test_a_slice_is_judged_by_itself():
@@ -85,8 +85,8 @@ def test_a_slice_is_judged_by_itself():
         line(run, s, p, slices="recall", slice="recall") for s in SEEDS for run, p in (("flash", 8), ("attention", 4))
     ]
     lines = [*pairs(1.0, 1.0, 1.0)][:2] + recall
-    found = of_slice.verdict_line(lines, [])
-    assert found["verdict"] == FAILS and [*found["ratios"].values()] == pytest.approx([2.0] * 3)
+    result = of_slice.verdict_line(lines, [])
+    assert result["verdict"] == FAILS and [*result["ratios"].values()] == pytest.approx([2.0] * 3)
     assert [*of_slice.judge(lines, []).lines] == [x for s in SEEDS for x in recall if x["seed"] == s]
 
 
@@ -95,15 +95,15 @@ def test_what_neither_model_knows_decides_nothing(guess, verdict):
     """The better one has a perplexity of 4: a uniform guess has to be worse by e."""
     known = Hypothesis(4, "rows", "flash", "no worse", "attention", guess=guess)
     lines = [line(run, seed, p) for seed in SEEDS for run, p in (("flash", 8), ("attention", 4))]
-    found = known.verdict_line(lines, [])
-    assert found["verdict"] == verdict and ("neither is below 4" in found["figure"]) == (verdict == UNDECIDED)
+    result = known.verdict_line(lines, [])
+    assert result["verdict"] == verdict and ("neither is below 4" in result["figure"]) == (verdict == UNDECIDED)
 
 
 @pytest.mark.parametrize(("seeds", "known"), [(1, {"ratio", "ratios"}), (2, {"low", "high", "shares"}), (3, {"power"})])
-def test_what_is_told_of_few_seeds(seeds, known):
-    found = NO_WORSE.verdict_line([*pairs(*(0.9, 0.95, 1.0)[:seeds])], [])
-    assert known <= found.keys() and ("low" in found) == (seeds > 1) and ("power" in found) == (seeds > 2)
-    assert ("95 %: " in found["figure"]) == (seeds > 1) and ("power at 3, 5, 7 seeds: " in found["figure"]) == (
+def test_few_seeds_have_fewer_numbers(seeds, known):
+    result = NO_WORSE.verdict_line([*pairs(*(0.9, 0.95, 1.0)[:seeds])], [])
+    assert known <= result.keys() and ("low" in result) == (seeds > 1) and ("power" in result) == (seeds > 2)
+    assert ("95 %: " in result["figure"]) == (seeds > 1) and ("power at 3, 5, 7 seeds: " in result["figure"]) == (
         seeds > 2
     )
 
@@ -121,13 +121,13 @@ def interval(logs_S, shared=()):
     mean = sum(logs_S) / number
     parts = [(sum((x - mean) ** 2 for x in logs_S) / (number - 1) / number, number - 1), *shared]
     total = sum(variance for variance, _ in parts)
-    freedom = total**2 / sum(variance**2 / own for variance, own in parts)
-    half = max(stats.t.ppf(0.975, own) * variance**0.5 for variance, own in [(total, freedom), *parts])
+    total_freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
+    half = max(stats.t.ppf(0.975, freedom) * variance**0.5 for variance, freedom in [(total, total_freedom), *parts])
     return math.exp(mean - half), math.exp(mean + half), [variance / total for variance, _ in parts]
 
 
-def of_the_text(differences_SxN, tokens_N):
-    """The variance of the mean difference a token: residuals of five stretches from the ratio of the sums."""
+def text_variance(differences_SxN, tokens_N):
+    """Returns the variance of the mean difference per token: residuals of five stretches from the ratio of the sums."""
     mean_N = np.mean(differences_SxN, axis=0)
     stretches = np.split(np.arange(len(tokens_N)), 5)
     ratio = mean_N.sum() / tokens_N.sum()
@@ -135,7 +135,7 @@ def of_the_text(differences_SxN, tokens_N):
     return 5 / 4 * sum(x**2 for x in residuals) / tokens_N.sum() ** 2, 4
 
 
-def drawn(between, within, seeds=3, mean=-0.05):
+def draw_differences(between, within, seeds=3, mean=-0.05):
     """Differences of two models' losses in fifty blocks: seeds differ, and the same blocks are easy for all of them."""
     draw = np.random.default_rng(5)
     tokens_N, of_block_N = draw.integers(500, 1500, 50), draw.normal(0, within, 50)
@@ -143,7 +143,7 @@ def drawn(between, within, seeds=3, mean=-0.05):
     return a_token_SxN * tokens_N, tokens_N
 
 
-def planted(differences_SxN, tokens_N, **more):
+def planted_lines(differences_SxN, tokens_N, **more):
     blocks = {"tokens_blocks": tokens_N.tolist()}
     for seed, difference_N in enumerate(differences_SxN):
         for run, nll in (("flash", 4.0 * tokens_N + difference_N), ("attention", 4.0 * tokens_N)):
@@ -153,19 +153,19 @@ def planted(differences_SxN, tokens_N, **more):
 @pytest.mark.parametrize(("between", "within"), [(0.02, 0.01), (0.002, 0.1), (0.02, 0.05)])
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_the_interval_has_the_seeds_and_the_text(between, within, seeds):
-    differences_SxN, tokens_N = drawn(between, within, seeds)
-    found = NO_WORSE.verdict_line([*planted(differences_SxN, tokens_N)], [])
+    differences_SxN, tokens_N = draw_differences(between, within, seeds)
+    result = NO_WORSE.verdict_line([*planted_lines(differences_SxN, tokens_N)], [])
     logs_S = differences_SxN.sum(1) / tokens_N.sum()
-    low, high, shares = interval(logs_S, [of_the_text(differences_SxN, tokens_N)])
-    assert [found["low"], found["high"]] == pytest.approx([low, high], rel=1e-9)
-    assert [found["shares"][x] for x in ("seeds", "text")] == pytest.approx(shares)
-    assert found["ratio"] == pytest.approx(math.exp(logs_S.mean()))
-    assert f"(95 %: {low:.3f} to {high:.3f}; of the variance {100 * shares[0]:.0f} % seeds, " in found["figure"]
+    low, high, shares = interval(logs_S, [text_variance(differences_SxN, tokens_N)])
+    assert [result["low"], result["high"]] == pytest.approx([low, high], rel=1e-9)
+    assert [result["shares"][x] for x in ("seeds", "text")] == pytest.approx(shares)
+    assert result["ratio"] == pytest.approx(math.exp(logs_S.mean()))
+    assert f"(95 %: {low:.3f} to {high:.3f}; of the variance {100 * shares[0]:.0f} % seeds, " in result["figure"]
 
 
 @pytest.mark.parametrize("correlation", (0.0, 0.6))
 def test_the_interval_of_a_text_holds_the_truth_as_often_as_it_says(correlation):
-    """Of fifty blocks whose neighbours are correlated, as those of documents are."""
+    """Fifty blocks whose neighbours are correlated, like those of documents."""
     draw, held = np.random.default_rng(3), []
     for _ in range(2000):
         tokens, noise = draw.integers(500, 1500, 50), draw.normal(0, 0.1, 70)
@@ -183,20 +183,20 @@ def test_the_interval_of_three_seeds_holds_the_truth_as_often_as_it_says(text, e
     draw, held = np.random.default_rng(2), []
     for _ in range(4000):
         logs = draw.normal(math.log(1.03), 0.01, 3) + draw.normal(0, math.sqrt(text))
-        low, high = MeanRatio(logs, {"text": Variance(text * draw.chisquare(4) / 4, 4)}).ends
+        low, high = MeanRatio(logs, {"text": Variance(text * draw.chisquare(4) / 4, 4)}).interval
         held.append(low <= 1.03 <= high)
     assert np.mean(held) == pytest.approx(expected, abs=0.01)
 
 
-def simulated(mean, deviation, text, limits, seeds, draws=20_000):
+def simulate_power(mean, deviation, text, limits, seeds, draws=20_000):
     """How often the rule decides, when all is drawn anew."""
     draw = np.random.default_rng(7)
     logs_DxS = draw.normal(mean, deviation, (draws, seeds)) + draw.normal(0, math.sqrt(text), (draws, 1))
     of_seeds, of_text = logs_DxS.var(1, ddof=1) / seeds, text * draw.chisquare(4, draws) / 4
     total = of_seeds + of_text
-    freedom = total**2 / (of_seeds**2 / (seeds - 1) + of_text**2 / 4)
-    parts = (total, freedom), (of_seeds, seeds - 1), (of_text, 4)
-    half = np.max([stats.t.ppf(0.975, own) * np.sqrt(variance) for variance, own in parts], axis=0)
+    total_freedom = total**2 / (of_seeds**2 / (seeds - 1) + of_text**2 / 4)
+    parts = (total, total_freedom), (of_seeds, seeds - 1), (of_text, 4)
+    half = np.max([stats.t.ppf(0.975, freedom) * np.sqrt(variance) for variance, freedom in parts], axis=0)
     low, high = np.exp(logs_DxS.mean(1) - half), np.exp(logs_DxS.mean(1) + half)
     return np.mean((limits[0] <= low) & (high <= limits[1]) | (high < limits[0]) | (low > limits[1]))
 
@@ -207,26 +207,26 @@ def test_power_against_a_simulation(limits, mean, deviation, text):
     """Three seeds with this mean and deviation; with more of them the error of the text stays."""
     seen = MeanRatio(mean + deviation * np.array([-1.0, 0.0, 1.0]), {"text": Variance(text, 4)})
     for seeds in (3, 5, 7):
-        expected = simulated(mean, deviation, text, limits, seeds)
+        expected = simulate_power(mean, deviation, text, limits, seeds)
         assert seen.power(*limits, seeds) == pytest.approx(expected, abs=0.015)
 
 
 def test_power_of_seeds_alone_is_a_noncentral_t():
     seen = MeanRatio(-0.051 + 0.031 * np.array([-1.0, 0.0, 1.0]), {})
     for seeds in (3, 5, 7):
-        own = stats.nct(seeds - 1, (math.log(1.02) + 0.051) / (0.031 / seeds**0.5))
+        noncentral_t = stats.nct(seeds - 1, (math.log(1.02) + 0.051) / (0.031 / seeds**0.5))
         end = stats.t.ppf(0.975, seeds - 1)
-        assert seen.power(0.0, 1.02, seeds) == pytest.approx(own.sf(end) + own.cdf(-end), abs=0.003)
+        assert seen.power(0.0, 1.02, seeds) == pytest.approx(noncentral_t.sf(end) + noncentral_t.cdf(-end), abs=0.003)
 
 
 @pytest.mark.parametrize(("within", "verdict"), [(0.002, HOLDS), (0.2, UNDECIDED)])
 def test_what_the_text_cannot_tell_decides_nothing(within, verdict):
     """All seeds are below the bound; but other text could put them above it."""
-    differences_SxN, tokens_N = drawn(0.0, within)
+    differences_SxN, tokens_N = draw_differences(0.0, within)
     differences_SxN += (math.log(0.98) - differences_SxN.sum(1, keepdims=True) / tokens_N.sum()) * tokens_N
-    found = NO_WORSE.verdict_line([*planted(differences_SxN, tokens_N)], [])
-    assert [*found["ratios"].values()] == pytest.approx([0.98] * 3)
-    assert found["verdict"] == verdict
+    result = NO_WORSE.verdict_line([*planted_lines(differences_SxN, tokens_N)], [])
+    assert [*result["ratios"].values()] == pytest.approx([0.98] * 3)
+    assert result["verdict"] == verdict
 
 
 def test_seeds_that_were_scored_on_other_texts_are_not_averaged():
@@ -258,14 +258,14 @@ ROUNDS = 20
 STEADY = np.ones(ROUNDS)
 
 
-def times_of(**rounds_ms):
+def make_times(**rounds_ms):
     return [
         {"run": step_name("rows", run), "microbatch_ms": np.median(ms), "rounds": len(ms), "rounds_ms": [*ms]}
         for run, ms in rounds_ms.items()
     ]
 
 
-def of_the_rounds(logs_R):
+def rounds_variance(logs_R):
     """The mean of the medians of five stretches of four rounds, its variance and degrees of freedom."""
     medians = [np.median(logs_R[i : i + 4]) for i in range(0, ROUNDS, 4)]
     return np.mean(medians), sum((x - np.mean(medians)) ** 2 for x in medians) / 4 / 5, 4
@@ -279,14 +279,14 @@ def curves(flash_ms, attention_ms=600.0):
         for seed in SEEDS
         for share in (1.0, 0.25, 0.5)
     ]
-    return lines, times_of(flash=flash_ms * STEADY, attention=attention_ms * STEADY)
+    return lines, make_times(flash=flash_ms * STEADY, attention=attention_ms * STEADY)
 
 
 @pytest.mark.parametrize(("flash_ms", "verdict"), [(300.0, HOLDS), (400.0, HOLDS), (600.0, FAILS), (1000.0, FAILS)])
 def test_at_equal_time_the_slower_curve_is_read_where_the_quicker_one_ends(flash_ms, verdict):
-    found = AT_EQUAL_TIME.verdict_line(*curves(flash_ms))
-    assert found["verdict"] == verdict
-    assert [*found["ratios"].values()] == pytest.approx([(flash_ms / 600) ** 0.3] * 3)
+    result = AT_EQUAL_TIME.verdict_line(*curves(flash_ms))
+    assert result["verdict"] == verdict
+    assert [*result["ratios"].values()] == pytest.approx([(flash_ms / 600) ** 0.3] * 3)
 
 
 @pytest.mark.parametrize(("spread", "verdict"), [(0.02, HOLDS), (0.5, UNDECIDED)])
@@ -294,19 +294,19 @@ def test_at_equal_time_the_spread_of_the_times_counts(spread, verdict):
     """On a power law the logarithm of the ratio is 0.3 times that of the steps' times, and so is its error."""
     lines, _ = curves(400.0)
     noise = np.exp(np.random.default_rng(1).normal(0, spread, (2, ROUNDS)))
-    found = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=400 * noise[0], attention=600 * noise[1]))
-    mean, variance, freedom = of_the_rounds(0.3 * np.log(400 * noise[0] / (600 * noise[1])))
+    result = AT_EQUAL_TIME.verdict_line(lines, make_times(flash=400 * noise[0], attention=600 * noise[1]))
+    mean, variance, freedom = rounds_variance(0.3 * np.log(400 * noise[0] / (600 * noise[1])))
     low, high, _ = interval([mean] * 3, [(variance, freedom)])
-    assert [found["low"], found["high"]] == pytest.approx([low, high], rel=1e-6)
-    assert found["verdict"] == verdict and found["shares"]["times"] == pytest.approx(1.0)
-    assert [*found["ratios"].values()] == pytest.approx([math.exp(mean)] * 3)
+    assert [result["low"], result["high"]] == pytest.approx([low, high], rel=1e-6)
+    assert result["verdict"] == verdict and result["shares"]["times"] == pytest.approx(1.0)
+    assert [*result["ratios"].values()] == pytest.approx([math.exp(mean)] * 3)
 
 
 def test_a_drift_of_both_times_cancels():
     """A machine that slows down to half its speed: only the ratio of the two steps in a round counts."""
     lines, times = curves(400.0)
     drift = np.linspace(1, 2, ROUNDS)
-    drifted = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=400 * drift, attention=600 * drift))
+    drifted = AT_EQUAL_TIME.verdict_line(lines, make_times(flash=400 * drift, attention=600 * drift))
     steady = AT_EQUAL_TIME.verdict_line(lines, times)
     assert drifted["verdict"] == HOLDS
     assert [drifted[x] for x in ("ratio", "low", "high")] == pytest.approx(
@@ -319,36 +319,36 @@ def test_a_slow_round_changes_little():
     lines, times = curves(400.0)
     slow = 400 * STEADY
     slow[7] *= 5
-    found, steady = (
-        AT_EQUAL_TIME.verdict_line(lines, x) for x in (times_of(flash=slow, attention=600 * STEADY), times)
+    result, steady = (
+        AT_EQUAL_TIME.verdict_line(lines, x) for x in (make_times(flash=slow, attention=600 * STEADY), times)
     )
-    assert [found[x] for x in ("ratio", "low", "high")] == pytest.approx([steady[x] for x in ("ratio", "low", "high")])
+    assert [result[x] for x in ("ratio", "low", "high")] == pytest.approx([steady[x] for x in ("ratio", "low", "high")])
 
 
 def test_at_equal_time_the_interval_has_seeds_text_and_times():
     """Losses that fall alike, with differences of seeds and blocks; the slower one is read at 2/3 of its budget."""
-    differences_SxN, tokens_N = drawn(0.1, 0.03)
+    differences_SxN, tokens_N = draw_differences(0.1, 0.03)
     fall = {share: 0.3 * math.log(share) * tokens_N for share in (0.25, 0.5, 1.0)}
     lines = [
         x | {"share": share, "step": round(1200 * share), "nll_blocks": (np.array(x["nll_blocks"]) - less).tolist()}
         for share, less in fall.items()
-        for x in planted(differences_SxN, tokens_N)
+        for x in planted_lines(differences_SxN, tokens_N)
     ]
     logs_R = np.log(2 / 3) + np.random.default_rng(4).normal(0, 0.05, ROUNDS)
-    found = AT_EQUAL_TIME.verdict_line(lines, times_of(flash=600 * np.exp(logs_R), attention=600 * STEADY))
-    mean, variance, freedom = of_the_rounds(logs_R)
+    result = AT_EQUAL_TIME.verdict_line(lines, make_times(flash=600 * np.exp(logs_R), attention=600 * STEADY))
+    mean, variance, freedom = rounds_variance(logs_R)
     logs_S = differences_SxN.sum(1) / tokens_N.sum() + 0.3 * mean
-    shared = [of_the_text(differences_SxN, tokens_N), (0.09 * variance, freedom)]
+    shared = [text_variance(differences_SxN, tokens_N), (0.09 * variance, freedom)]
     low, high, shares = interval(logs_S, shared)
-    assert [found["low"], found["high"]] == pytest.approx([low, high], rel=1e-6)
-    assert [*found["shares"].values()] == pytest.approx(shares, rel=1e-4) and min(shares) > 0.01
+    assert [result["low"], result["high"]] == pytest.approx([low, high], rel=1e-6)
+    assert [*result["shares"].values()] == pytest.approx(shares, rel=1e-4) and min(shares) > 0.01
 
 
 def test_the_timing_with_the_most_rounds_counts():
     lines, times = curves(400.0)
     noisy = [x | {"rounds_ms": [600.0], "rounds": 1} for x in times]
-    found = AT_EQUAL_TIME.verdict_line(lines, [*noisy, *times, *noisy])
-    assert found["verdict"] == HOLDS
+    result = AT_EQUAL_TIME.verdict_line(lines, [*noisy, *times, *noisy])
+    assert result["verdict"] == HOLDS
 
 
 @pytest.mark.parametrize("other", [{"device": "other"}, {"config_hash": "other"}])
@@ -357,34 +357,34 @@ def test_steps_that_were_timed_apart_are_not_compared(other):
     lines, times = curves(400.0)
     old = [x | {"rounds": 3} for x in times]
     new = [x | other | {"rounds_ms": [100.0] * ROUNDS} for x in times[:1]]
-    found = AT_EQUAL_TIME.verdict_line(lines, [*old, *new])
-    assert found["verdict"] == UNDECIDED and "the step of attention was not timed" in found["figure"]
+    result = AT_EQUAL_TIME.verdict_line(lines, [*old, *new])
+    assert result["verdict"] == UNDECIDED and "the step of attention was not timed" in result["figure"]
     assert AT_EQUAL_TIME.verdict_line(lines, [*old, *({**x, "rounds": 1} for x in new)])["verdict"] == HOLDS
 
 
 def test_at_equal_time_without_a_time_or_an_overlap():
     lines, times = curves(100.0)  # flash ends before the first budget of attention
-    found = AT_EQUAL_TIME.verdict_line(lines, times)
-    assert found["verdict"] == UNDECIDED and "166.67 is not within the 250 to 1000 of the curve" in found["figure"]
-    found = AT_EQUAL_TIME.verdict_line(lines, times[:1])
-    assert found["verdict"] == UNDECIDED and found["figure"] == "the step of attention was not timed"
+    result = AT_EQUAL_TIME.verdict_line(lines, times)
+    assert result["verdict"] == UNDECIDED and "166.67 is not within the 250 to 1000 of the curve" in result["figure"]
+    result = AT_EQUAL_TIME.verdict_line(lines, times[:1])
+    assert result["verdict"] == UNDECIDED and result["figure"] == "the step of attention was not timed"
 
 
 def test_times_without_rounds_decide_nothing():
     lines, times = curves(400.0)
     of_old = [{key: value for key, value in x.items() if key != "rounds_ms"} for x in times]
-    found = AT_EQUAL_TIME.verdict_line(lines, of_old)
-    assert found["verdict"] == UNDECIDED and "ratio" not in found
-    assert found["figure"] == "flash and attention were timed without their rounds: time them again"
+    result = AT_EQUAL_TIME.verdict_line(lines, of_old)
+    assert result["verdict"] == UNDECIDED and "ratio" not in result
+    assert result["figure"] == "flash and attention were timed without their rounds: time them again"
     slow = [x | {"rounds_ms": x["rounds_ms"][: 1 if i else None]} for i, x in enumerate(times)]  # one has one turn
-    found = AT_EQUAL_TIME.verdict_line(lines, slow)
-    assert found["figure"] == "flash and attention were timed together in 1 rounds: time them in 10 or more"
+    result = AT_EQUAL_TIME.verdict_line(lines, slow)
+    assert result["figure"] == "flash and attention were timed together in 1 rounds: time them in 10 or more"
 
 
 def test_the_table_names_rule_and_figure():
     lines = [*pairs(1.0, 1.01, 1.02)]
     table = verdict_table(BY_INTERVAL, [NO_WORSE.verdict_line(lines, []), AT_EQUAL_TIME.verdict_line(lines, [])])
-    assert "A verdict needs 3 seeds and an interval that is wholly inside the bounds" in table
+    assert "A verdict needs 3 seeds and an interval that is all inside the bounds" in table
     assert "| rows: flash at most 1.02 × attention, at equal tokens" in table
     assert (
         "1.010 (1.000–1.020, 3 seeds) × attention (95 %: 0.985 to 1.035; of the variance 100 % seeds, 0 % text)"

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import pytest
 from ml_collections import ConfigDict
 
-from studies.protocol.jobs import Place, made_lines, make_jobs
-from studies.protocol.rates import best_rate, rated_jobs, rates_to_try
+from studies.protocol.jobs import JobFolder, make_jobs, read_job_lines
+from studies.protocol.rates import best_rate, rate_and_seed_jobs, rates_to_try
 
 
 class Model(NamedTuple):
@@ -16,15 +16,15 @@ class Model(NamedTuple):
     name: str
     best: float
 
-    def at(self, rate, seed):
+    def about(self, rate, seed):
         return {"model": self.name, "rate": rate, "seed": seed}
 
-    def of_run(self, rate, seed):
-        return ConfigDict(self.at(rate, seed))
+    def run_config(self, rate, seed):
+        return ConfigDict(self.about(rate, seed))
 
 
-def one_run(model, rate, seed, folder, should_stop):
-    return [model.at(rate, seed) | {"loss": abs(rate - model.best)}]
+def run_model(model, rate, seed, folder, should_stop):
+    return [model.about(rate, seed) | {"loss": abs(rate - model.best)}]
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,12 @@ def one_run(model, rate, seed, folder, should_stop):
 )
 def test_further_rates_are_tried_while_the_best_is_at_the_edge(tmp_path, best, further, rates):
     out, models = tmp_path / "out", [Model("a", best), Model("b", 0.01)]
-    loss_of = lambda line: line["loss"]
-    jobs = lambda: rated_jobs(models, (0.003, 0.01, 0.03), (1, 2), further, made_lines(out), loss_of, one_run, 3.0)
-    assert make_jobs(jobs, Place(out, tmp_path / "runs", bool)) == []
-    lines = [line for line in made_lines(out) if line["model"] == "a"]
+    selection_loss = lambda line: line["loss"]
+    jobs = lambda: rate_and_seed_jobs(
+        models, (0.003, 0.01, 0.03), (1, 2), further, read_job_lines(out), selection_loss, run_model, 3.0
+    )
+    assert make_jobs(jobs, JobFolder(out, tmp_path / "runs", bool)) == []
+    lines = [line for line in read_job_lines(out) if line["model"] == "a"]
     assert sorted(line["rate"] for line in lines if line["seed"] == 0) == sorted(rates)
     nearest = min(rates, key=lambda rate: abs(rate - best))
     assert [(x["seed"], x["rate"]) for x in lines if x["seed"]] == [(1, nearest), (2, nearest)]

@@ -14,8 +14,8 @@ from studies.protocol.verdict import (
     UNDECIDED,
     Rule,
     Verdict,
-    by_interval,
-    by_seeds,
+    judge_interval,
+    judge_seeds,
 )
 
 
@@ -55,15 +55,15 @@ def test_a_value_nearer_to_a_bound_than_its_error_tells_nothing():
     ],
 )
 def test_seeds_must_be_enough_and_agree(held, lost, word):
-    assert by_seeds(held, lost) == word
-    assert by_seeds([True, True], seeds=2) == HOLDS
+    assert judge_seeds(held, lost) == word
+    assert judge_seeds([True, True], seeds=2) == HOLDS
 
 
 def test_an_interval_must_lie_on_one_side_of_each_bound():
     ratio = MeanRatio([math.log(x) for x in (0.9, 0.9001, 0.8999)], {})
     limits = [(0.0, 1.0), (0.0, 0.8), (0.0, 0.9), (0.95, 1.05)]
-    assert [by_interval(ratio, x) for x in limits] == [HOLDS, FAILS, UNDECIDED, FAILS]
-    assert by_interval(MeanRatio(ratio.logs[:2], {}), (0.0, 1.0)) == UNDECIDED  # two seeds
+    assert [judge_interval(ratio, x) for x in limits] == [HOLDS, FAILS, UNDECIDED, FAILS]
+    assert judge_interval(MeanRatio(ratio.logs[:2], {}), (0.0, 1.0)) == UNDECIDED  # two seeds
 
 
 def test_a_line_says_what_it_is_about_first():

@@ -1,7 +1,7 @@
-"""A verdict on what was claimed before the runs: its words, and the rule that finds it.
+"""Verdicts on claims that were made before the runs: their words, and the rules that decide.
 
-A rule is a relation, a margin and a metric: that one model's score is better than another's, no worse, or alike, within
-the margin. Ratios of perplexities are judged by one interval of their mean, differences of accuracies seed by seed.
+A rule is a relation, a margin and a metric: one model's score is better than another's, no worse, or alike, within the
+margin. Ratios of perplexities are judged by the interval of their mean, differences of accuracies seed by seed.
 """
 
 import dataclasses
@@ -35,9 +35,9 @@ _LIMITS = {
     },
 }
 BY_INTERVAL = (
-    "Ratios of perplexities: the geometric mean over seeds, and its 95 % interval, by the seeds, the text and the "
-    f"times. A verdict needs {SEEDS} seeds and an interval that is wholly inside the bounds, or wholly outside. Power: "
-    "the probability of a verdict, if mean and spreads are those that were seen."
+    "Ratios of perplexities: the geometric mean over seeds, and its 95 % interval, from the variance of the seeds, the "
+    f"text and the times. A verdict needs {SEEDS} seeds and an interval that is all inside the bounds, or all outside. "
+    "Power: the probability of a verdict, if mean and spreads are the observed ones."
 )
 _COLUMNS: Columns = {
     "": ("number", "{}"),
@@ -48,7 +48,7 @@ _COLUMNS: Columns = {
 
 
 class Rule(NamedTuple):
-    """How the score of one model must stand to another's.
+    """A relation that the scores of two models must satisfy.
 
     Attributes:
         relation: "better", "no worse" or "alike".
@@ -62,29 +62,36 @@ class Rule(NamedTuple):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The bounds of the ratio, or of the difference."""
+        """The bounds of the ratio or difference.
+
+        >>> Rule("better", 0.1, DIFFERENCE).limits
+        (0.1, inf)
+        """
         return _LIMITS[self.metric][self.relation](self.margin)
 
     def holds(self, value: float, error: float | None = None) -> bool | None:
-        """Whether one seed's value is within the bounds; None: it is as near to a bound as its error."""
+        """Returns whether one seed's value is within the bounds; None: it is closer to a bound than its error."""
         low, high = self.limits
         if error is not None and min(abs(value - low), abs(value - high)) <= error:
             return None
         return low <= value <= high
 
 
-def by_interval(ratio: MeanRatio, limits: tuple[float, float]) -> str:
-    """The word for a mean over seeds: its interval must be wholly inside the bounds, or wholly outside."""
+def judge_interval(ratio: MeanRatio, limits: tuple[float, float]) -> str:
+    """Returns the verdict on a mean over seeds: its interval must be all inside the bounds, or all outside."""
     return _WORD[ratio.is_within(*limits)]
 
 
-def by_seeds(held: Sequence[bool | None], lost: bool = False, seeds: int = SEEDS) -> str:
-    """The word for what held seed by seed, or run by run: there must be enough of them, and all must agree.
+def judge_seeds(held: Sequence[bool | None], lost: bool = False, seeds: int = SEEDS) -> str:
+    """Returns the verdict on results seed by seed, or run by run: they must be enough, and all must agree.
 
     Args:
-        held: whether it held with each seed that has a figure; None: too near to tell.
-        lost: whether another seed was run that has none.
-        seeds: that are enough.
+        held: for each seed with a figure, whether the claim held; None: too close to decide.
+        lost: whether another seed was run and has no figure.
+        seeds: the number that is enough.
+
+    >>> judge_seeds([True, True, True]), judge_seeds([True, False, True])
+    ('holds', 'undecided')
     """
     if not held and not lost:
         return NOT_RUN
@@ -95,14 +102,14 @@ def by_seeds(held: Sequence[bool | None], lost: bool = False, seeds: int = SEEDS
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What was found.
+    """The outcome of a rule.
 
     Attributes:
-        word: of WORDS; None: not judged.
-        figure: what was found, in words.
-        reasons: not to decide.
-        lines: of results, from which the figure is.
-        numbers: what else a line of the verdict has.
+        word: one of WORDS; None: not judged.
+        figure: the numbers behind it, in words.
+        reasons: reasons not to decide.
+        lines: lines of results that the figure is computed from.
+        numbers: further fields of the verdict's line.
     """
 
     word: str | None
@@ -112,37 +119,41 @@ class Verdict:
     numbers: Line = dataclasses.field(default_factory=dict)
 
     def line(self, **about: object) -> Line:
-        """As a line of verdicts.jsonl, after what it is about."""
+        """Returns the line of verdicts.jsonl; the fields `about` come first."""
         return {**about, "verdict": self.word, "figure": self.figure, **self.numbers}
 
     @property
     def size(self) -> str:
-        """The sizes of the models, and how long they were trained, in words; empty if the lines do not have them."""
+        """The sizes of the models and lengths of training, in words; empty if the lines do not have them."""
         tokens = [line["step"] * line["batch_tokens"] for line in self.lines if {"step", "batch_tokens"} <= line.keys()]
         named = {
             "parameters": [line[key] for line in self.lines for key in ("parameters", "params") if key in line],
             "steps": [line["step"] for line in self.lines if "step" in line],
             "tokens of training": tokens,
         }
-        return ", ".join(f"{_span(found)} {what}" for what, found in named.items() if found)
+        return ", ".join(f"{_format_range(numbers)} {what}" for what, numbers in named.items() if numbers)
 
 
 def bounds(low: float, high: float, times: str = " ×") -> str:
-    """The interval in which a ratio must be, in words."""
+    """Formats the interval in which a ratio must be.
+
+    >>> bounds(0.0, 1.02)
+    'at most 1.02 ×'
+    """
     if low <= 0:
         return f"at most {high:.4g}{times}"
     return f"at least {low:.4g}{times}" if math.isinf(high) else f"between {low:.4g} and {high:.4g}{times}"
 
 
 def verdict_table(rule: str, lines: Sequence[Line]) -> str:
-    """Markdown.
+    """Returns a Markdown table of verdicts.
 
     Args:
-        rule: how they were judged, in words.
-        lines: with number, hypothesis, verdict and figure.
+        rule: the rule that judged them, in words.
+        lines: lines with number, hypothesis, verdict and figure.
     """
     return f"{rule}\n\n{markdown_table(lines, _COLUMNS)}"
 
 
-def _span(numbers: Sequence[float]) -> str:
+def _format_range(numbers: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{x / 1e6:.3g}M" if x >= 1e5 else f"{x:,}" for x in (min(numbers), max(numbers))))

@@ -1,4 +1,4 @@
-"""The study: quality against step time of sixteen models. README.md has its design, set before the first run.
+"""Config of the quality study: quality against step time of sixteen models. README.md has its design.
 
 python -m studies.quality.data $DATA --out=runs/study/data
 python -m studies.quality --runs=runs/study --corpus=runs/study/data --out=runs/study/results
@@ -17,13 +17,14 @@ TITLE = "Quality against time, each model at its best learning rate"
 SHARES_OF_TEXT = (("books", 0.4), ("wiki", 0.4), ("imdb", 0.2))
 TUNING_STEPS = 320
 MOST_ADDED = 1.5  # factor by which new layers may raise the deviation of the residual stream without residual_init
-WORDS = 4096  # of the vocabulary
+WORDS = 4096  # size of the vocabulary
 
 _SCORES = {"model.divides": "scores"}  # FLASH's default today; the first models were made before that
-# All start with a smaller last map in each sublayer (get_config), but those whose layers together add little to the
-# residual stream by themselves: most gated attention units. A test measures it; why: studies/quality/README.md.
+# Most models start with a smaller last map in each sublayer (get_config). Those whose layers together add little to
+# the residual stream start as initialised: most gated attention units. A test measures it; studies/quality/README.md
+# says why.
 _AS_INIT, _DEPTH = ({"model.residual_init": x} for x in ("as_init", "depth"))
-_TABLES = {"model.max_length": 512}  # positions are parameters: as many as a row has
+_TABLES = {"model.max_length": 512}  # positions are parameters: one per token of a sequence
 _HYBRID = ("gated_deltanet",) * 3 + ("transformer_plus_plus",)
 # Sizes agree within 3 %: where positions have a table, or a family is larger, its widths are smaller.
 MODELS = {
@@ -46,11 +47,11 @@ MODELS = {
 }
 MODELS = {name: {"model.family": name} | changes for name, changes in MODELS.items()}
 
-# What came later is made with FLASH as it is by default today.
+# Later parts use FLASH with today's defaults.
 _FLASH = MODELS["flash_scores"]
 _SOFTMAX = {"model.gau.attention_function": "softmax"}
 _LAPLACE = {"model.gau.attention_function": "laplace"}
-ABLATIONS = {  # where the rule of starts changes that of a variant, it is trained as FLASH starts, too
+ABLATIONS = {  # where the rule gives a variant another start, it is also trained with FLASH's start (_as_init)
     "flash_scores": {},
     "flash_scores/local": {"model.chunks.global_attention": False},
     "flash_scores/global": {"model.chunks.local_attention": False},
@@ -71,14 +72,14 @@ LARGE = {  # 5M parameters, also within 3 % of each other
     "flash_scores/5M": _FLASH | _WIDE | {"model.gau.expanded_dim": 496},
 }
 _REPEATED = ("transformer_plus_plus", "flash_quad", "flash", "linear_transformer")
-_OF_SCORES = ("flash_scores", "flash_quad_scores")
-_LONG = ("transformer_plus_plus", *_OF_SCORES)
-_of = lambda *names: {name: MODELS[name] for name in names}
+_WITH_SCORES = ("flash_scores", "flash_quad_scores")
+_LONG = ("transformer_plus_plus", *_WITH_SCORES)
+_select = lambda *names: {name: MODELS[name] for name in names}
 _SLICES = ("recall", "positions", "parts")
 
 
 def get_config() -> ConfigDict:
-    """What all runs start from; studies/quality/__main__.py fills in the places of the corpora."""
+    """Returns the config of all runs; studies/quality/__main__.py fills in the paths of the corpora."""
     config = quickstart.get_config()
     config.model.update(max_length=2048, residual_init="depth", divides="weights")
     config.data.update(corpus="hf", length=512, vocab_size=WORDS, tokens_per_batch=4096)
@@ -87,43 +88,57 @@ def get_config() -> ConfigDict:
 
 
 def mixture(folder: pathlib.Path) -> tuple[tuple[str, float], ...]:
-    """The corpora in the folder that studies/quality/data.py has written, for `data.mixture`."""
+    """Returns `data.mixture` for the folder that studies/quality/data.py has written."""
     return tuple((f"{folder}/{name}", share) for name, share in SHARES_OF_TEXT)
 
 
 def get_parts() -> list[Part]:
-    """The parts of the study, in the order of their worth."""
-    whole = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
-    rows = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
-    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _OF_SCORES}
-    of_peer = MODELS["flash"] | {"model.tie_embeddings": False}  # as FLASH-pytorch is, then with other divisors
-    divisors = {"paper": "length_everywhere", "length": "length"}  # by the names that their lines have
+    """Returns the parts of the study, by priority."""
+    full = {"steps": 3200, "shares": (0.25, 0.5, 1.0), "slices": _SLICES}
+    at_length = lambda length: {"data.length": length, "model.max_length": max(length, 2048)}
+    others = {name: changes for name, changes in MODELS.items() if name not in _REPEATED + _WITH_SCORES}
+    # FLASH-pytorch does not tie embeddings; its divisor is not the default, so others are trained, too.
+    of_peer = MODELS["flash"] | {"model.tie_embeddings": False}
+    divisors = {"paper": "length_everywhere", "length": "length"}  # by their names in the lines
     untied = {f"flash/untied_{name}": of_peer | {"model.normalizer": n} for name, n in divisors.items()}
     untied |= {"flash/untied": of_peer, "flash/untied_scores": of_peer | _SCORES}
     ablations = {name: _FLASH | changes for name, changes in ABLATIONS.items()}
     return [
-        Part("rows_of_512", _of(*_REPEATED), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)),
-        *(Part("rows_of_512", _of(name), {}, seeds=(0, 1, 2), **whole, lengths=(2048,)) for name in _OF_SCORES),
-        Part("rows_of_512", others, {}, seeds=(0,), **whole, lengths=(2048,)),
-        Part("peers", _of("transformer", "transformer_plus_plus") | untied, {}, seeds=(0,), steps=1220),
-        Part("rows_of_2048", _of(*_LONG), rows(2048), seeds=(0,), **whole, lengths=(512,)),
-        Part("rows_of_4096", _of(*_LONG), rows(4096), seeds=(0,), steps=1220, lengths=(512, 2048), slices=_SLICES),
+        Part("rows_of_512", _select(*_REPEATED), {}, seeds=(0, 1, 2), **full, lengths=(2048,)),
+        *(Part("rows_of_512", _select(name), {}, seeds=(0, 1, 2), **full, lengths=(2048,)) for name in _WITH_SCORES),
+        Part("rows_of_512", others, {}, seeds=(0,), **full, lengths=(2048,)),
+        Part("peers", _select("transformer", "transformer_plus_plus") | untied, {}, seeds=(0,), steps=1220),
+        Part("rows_of_2048", _select(*_LONG), at_length(2048), seeds=(0,), **full, lengths=(512,)),
+        Part(
+            "rows_of_4096",
+            _select(*_LONG),
+            at_length(4096),
+            seeds=(0,),
+            steps=1220,
+            lengths=(512, 2048),
+            slices=_SLICES,
+        ),
         Part("ablations", ablations, {}, seeds=(0, 1, 2), steps=980, lengths=(2048,)),
         Part(
-            "masked", _of(*_LONG, "linear_transformer"), {"task": "masked_lm"}, seeds=(0,), steps=1220, lengths=(2048,)
+            "masked",
+            _select(*_LONG, "linear_transformer"),
+            {"task": "masked_lm"},
+            seeds=(0,),
+            steps=1220,
+            lengths=(2048,),
         ),
-        Part("large", LARGE, {}, seeds=(0,), **whole | {"steps": 6400}, lengths=(2048,)),
+        Part("large", LARGE, {}, seeds=(0,), **full | {"steps": 6400}, lengths=(2048,)),
     ]
 
 
 def get_hypotheses() -> list[Hypothesis]:
-    """What the study is to decide, by the numbers of studies/quality/README.md."""
+    """Returns the hypotheses of the study, with their numbers in studies/quality/README.md."""
     rows, ablations = "rows_of_512", "ablations"
     recall = {"slice": "recall", "guess": WORDS}
     return [
         Hypothesis(1, rows, "flash", "no worse", "transformer_plus_plus"),
         Hypothesis(1, rows, "flash_quad", "no worse", "transformer_plus_plus"),
-        *(Hypothesis(1, rows, name, "no worse", "transformer_plus_plus") for name in _OF_SCORES),
+        *(Hypothesis(1, rows, name, "no worse", "transformer_plus_plus") for name in _WITH_SCORES),
         Hypothesis(2, rows, "flash", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(2, rows, "flash_scores", "better", "transformer_plus_plus", at_equal_time=True),
         Hypothesis(3, rows, "transformer_plus_plus", "better", "linear_transformer"),
@@ -139,7 +154,7 @@ def get_hypotheses() -> list[Hypothesis]:
         Hypothesis(6, ablations, "flash_scores", "no worse", "flash_scores/dense"),
         Hypothesis(7, ablations, "flash_scores/chunk_64", "alike", "flash_scores"),
         Hypothesis(7, ablations, "flash_scores/chunk_256", "alike", "flash_scores"),
-        *(Hypothesis(8, rows, name, "better", name.removesuffix("_scores")) for name in _OF_SCORES),
+        *(Hypothesis(8, rows, name, "better", name.removesuffix("_scores")) for name in _WITH_SCORES),
         Hypothesis(8, ablations, "flash_scores", "better", "flash_scores/weights"),
         Hypothesis(9, ablations, "flash_scores", "better", "flash_scores/rotary"),
         Hypothesis(10, rows, "flash_quad", "no worse", "transformer_plus_plus", at_equal_time=True),

@@ -1,10 +1,10 @@
-"""Makes the corpora of the study of studies/quality/config.py: books, wiki and imdb, each with a small held-out text.
+"""Makes the corpora of the quality study: books, wiki and imdb, each with a small held-out text.
 
     python -m studies.quality.data $DATA --out=runs/study/data
 
-Training text is more than the longest run reads: the first books, articles, and reviews without a label. A study scores
-its runs many times, so the held-out text is short: the beginning of each held-out book, and the first of the articles
-and reviews. A text that stands twice is taken once, and a held-out text is not trained on.
+The training text is longer than the longest run reads: the first books, articles, and reviews without a label. Runs are
+scored many times, so the held-out text is short: the beginning of each held-out book, and the first articles and
+reviews. Duplicate texts are taken once, and a held-out text is never trained on.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from flash_lm.cli.run import run
 from flash_lm.errors import InputError
 
-# corpus -> split -> its file, characters of a document, and characters of the split; None: all
+# corpus -> split -> its file, characters per document, and characters of the split; None: all
 SPLITS: Mapping[str, Mapping[str, tuple[str, int | None, int | None]]] = {
     "books": {
         "validation": ("validation", 80_000, None),
@@ -38,11 +38,17 @@ SPLITS: Mapping[str, Mapping[str, tuple[str, int | None, int | None]]] = {
 }
 
 
-def texts(file: pathlib.Path, each: int | None, total: int | None, known: set[str]) -> Iterator[str]:
-    """The texts of a file that are not known yet, up to a number of characters, and knows them.
+def read_texts(file: pathlib.Path, each: int | None, total: int | None, seen: set[str]) -> Iterator[str]:
+    """Yields the texts of a file that are not in `seen`, up to a number of characters, and adds them to `seen`.
+
+    Args:
+        file: a parquet file with a column `text`.
+        each: most characters per text; None: all.
+        total: most characters in all; None: all.
+        seen: texts that are skipped.
 
     Raises:
-        InputError: there is no such file, or it has no column `text`.
+        InputError: no such file, or it has no column `text`.
     """
     try:
         column = pq.read_table(file, columns=["text"])["text"]
@@ -51,9 +57,9 @@ def texts(file: pathlib.Path, each: int | None, total: int | None, known: set[st
     read = 0
     for value in column:
         text = value.as_py()
-        if text in known:
+        if text in seen:
             continue
-        known.add(text)
+        seen.add(text)
         yield text[:each]
         read += len(text[:each])
         if total is not None and read >= total:
@@ -67,15 +73,15 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
     for corpus, splits in SPLITS.items():
-        known: set[str] = set()
+        seen: set[str] = set()
         for split, (name, each, total) in splits.items():
-            found = list(texts(arguments.data / corpus / f"{name}.parquet", each, total, known))
+            documents = list(read_texts(arguments.data / corpus / f"{name}.parquet", each, total, seen))
             folder = arguments.out / corpus
             folder.mkdir(parents=True, exist_ok=True)
             # A parquet file would also say which library wrote it, so its hash would differ for the same text.
-            lines = (json.dumps({"text": text}, ensure_ascii=False) for text in found)
+            lines = (json.dumps({"text": text}, ensure_ascii=False) for text in documents)
             (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            print(f"{corpus} {split}: {len(found):,} texts, {sum(map(len, found)):,} characters")
+            print(f"{corpus} {split}: {len(documents):,} texts, {sum(map(len, documents)):,} characters")
 
 
 if __name__ == "__main__":

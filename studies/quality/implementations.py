@@ -1,6 +1,6 @@
-"""What public code reaches beside ours, trained on the same batches: where a fault of ours must be looked for.
+"""Compares public implementations with ours, trained on the same batches, to find faults of ours.
 
-Each has one seed, so this is no verdict and has words of its own.
+Each has one seed, so the results are no verdicts and have other words.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, group_lines
 from studies.protocol.verdict import ALIKE, Rule
 
-FACTORS = (1.0, 0.5, 2.0)  # of our rate, at which each peer is trained, in the order of their worth
+FACTORS = (1.0, 0.5, 2.0)  # times our rate: the rates of each peer, by priority
 AGREES, DIFFERS, UNFINISHED, FAILED = "no sign of a fault", "to be examined", "unfinished", "failed"
 OTHER_TARGETS = "not scored on the same targets"
 _COLUMNS: Columns = {
@@ -24,42 +24,51 @@ _COLUMNS: Columns = {
 }
 
 
-def rates_of(peer: str, ours: float) -> tuple[float, ...]:
-    """The rates at which a peer is trained; one that was changed, PEER/CHANGE, is examined at ours alone."""
+def peer_rates(peer: str, ours: float) -> tuple[float, ...]:
+    """Returns the rates of a peer; a changed peer, PEER/CHANGE, is trained at our rate alone.
+
+    >>> peer_rates("llama", 0.002), peer_rates("llama/our_values", 0.002)
+    ((0.002, 0.001, 0.004), (0.002,))
+    """
     factors = FACTORS[:1] if "/" in peer else FACTORS
     return tuple(float(f"{factor * ours:.3g}") for factor in factors)
 
 
-def implementations(lines: Sequence[Line]) -> list[Line]:
-    """A line for each peer: its best rate by the validation split, and its perplexity on the test split beside ours.
+def compare_implementations(lines: Sequence[Line]) -> list[Line]:
+    """Returns a line per peer: its best rate by the validation split, and its and our perplexity on the test split.
 
     Args:
-        lines: of a study's runs; those of peers have `beside`, the model of ours in their part.
+        lines: lines of a study's runs; those of peers have `beside`, the name of our model in their part.
     """
-    return [_compared(own, lines) for own in group_lines([line for line in lines if "beside" in line], "peer").values()]
+    return [
+        _compare_peer(peer_lines, lines)
+        for peer_lines in grouped([line for line in lines if "beside" in line], "peer").values()
+    ]
 
 
-def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
-    """Of one peer; its runs at rates that are not asked for, since ours has another rate by now, do not count."""
-    peer, at, beside = (own[0][key] for key in ("peer", "part", "beside"))
-    ours = [line for line in lines if (line["part"], line["run"]) == (at, beside) and "slice" not in line]
-    rates = rates_of(peer, ours[0]["rate"]) if ours else ()
-    own = [line for line in own if line["rate"] in rates]
+def _compare_peer(peer_lines: Sequence[Line], lines: Sequence[Line]) -> Line:
+    """Compares one peer with ours; runs at other rates than `peer_rates` do not count, such as from an older search."""
+    peer, at, ours_name = (peer_lines[0][key] for key in ("peer", "part", "beside"))
+    # Our lines, and the peer's lines at the rates that count.
+    ours = [line for line in lines if (line["part"], line["run"]) == (at, ours_name) and "slice" not in line]
+    rates = peer_rates(peer, ours[0]["rate"]) if ours else ()
+    peer_lines = [line for line in peer_lines if line["rate"] in rates]
     ours_test = [line for line in ours if line.get("split") == "test" and line["length"] == line["trained_length"]]
-    of_split = lambda split: {line["run"]: line for line in own if line.get("split") == split}
-    validation, test = of_split("validation"), of_split("test")
-    lost = [line["run"] for line in own if "failed" in line]
-    found: Line = {"peer": peer, "ours": beside, "failed": len(lost), "result": UNFINISHED}
+    select_split = lambda split: {line["run"]: line for line in peer_lines if line.get("split") == split}
+    validation, test = select_split("validation"), select_split("test")
+    lost = [line["run"] for line in peer_lines if "failed" in line]
+    comparison: Line = {"peer": peer, "ours": ours_name, "failed": len(lost), "result": UNFINISHED}
     if ours and (len(lost) == len(rates) or any("failed" in line for line in ours)):
-        return found | {"result": FAILED}
+        return comparison | {"result": FAILED}
     if len(validation) + len(lost) < len(rates) or not ours_test:
-        return found
+        return comparison
+    # The best rate on the validation split is compared on the test split.
     best = test[min(validation.values(), key=lambda line: line["perplexity"])["run"]]
-    ours_best = next((line for line in ours_test if _targets_of(line) == _targets_of(best)), None)
+    ours_best = next((line for line in ours_test if _identity(line) == _identity(best)), None)
     if ours_best is None:
-        return found | {"result": OTHER_TARGETS}
+        return comparison | {"result": OTHER_TARGETS}
     ratio = best["perplexity"] / ours_best["perplexity"]
-    return found | {
+    return comparison | {
         "rate": best["rate"],
         "perplexity": best["perplexity"],
         "ours_perplexity": ours_best["perplexity"],
@@ -68,17 +77,17 @@ def _compared(own: Sequence[Line], lines: Sequence[Line]) -> Line:
     }
 
 
-def _targets_of(line: Line) -> tuple:
-    """What two lines must share to be compared."""
+def _identity(line: Line) -> tuple:
+    """Returns what two lines must share to be compared: the seed and the targets."""
     return line["seed"], line["corpus_hash"], line["tokens_blocks"]
 
 
 def implementations_table(lines: Sequence[Line]) -> str:
-    """Markdown.
+    """Returns a Markdown table.
 
     Args:
-        lines: of `implementations`.
+        lines: lines of `compare_implementations`.
     """
-    rule = f"The best of {len(FACTORS)} rates by the validation split, of code that we changed (/) our rate alone"
+    rule = f"The best of {len(FACTORS)} rates by the validation split; code that we changed (/) has our rate alone"
     alike = f"Perplexities of the test split, alike within {ALIKE:g}"
-    return f"Public code beside ours, one seed. {rule}. {alike}.\n\n{markdown_table(lines, _COLUMNS)}"
+    return f"Public code and ours, one seed. {rule}. {alike}.\n\n{markdown_table(lines, _COLUMNS)}"

@@ -1,8 +1,8 @@
-"""A study of perplexity at several budgets, whose runs are scored and written as lines at once.
+"""Trains and scores models at several budgets: one trunk per model and seed, and a decay for each budget.
 
-A run is a trunk at a constant rate, and a decay that branches off it for each budget (Hägele et al. 2024,
-arXiv:2405.18392). What will be reported of it is scored when it ends, and then its weights are removed, so no later
-step needs them. Several processes may work at one study: each takes what no other has begun.
+The trunk has a constant rate, and each decay branches off it (Hägele et al. 2024, arXiv:2405.18392). All reported
+scores are computed when a run ends. Then its weights are removed. Several processes may share a study: each takes jobs
+that no other process has begun.
 """
 
 import pathlib
@@ -18,27 +18,26 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line, group_lines
 from flash_lm.sweeps.grid import Changes, Runs, apply_changes, check_runs, train_to_end
 from flash_lm.sweeps.tuning import best_values, tune
-from studies.protocol.jobs import RATES, Job, ShouldStop, made_lines, study_hash
+from studies.protocol.jobs import RATES, Job, ShouldStop, read_job_lines, study_hash
 
 DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"
-POSITIONS = "positions"  # slices that are scored in rows of every length
-BLOCKS = 50  # at most, of consecutive rows of the test split
+POSITIONS = "positions"  # slices that are scored at every sequence length
+BLOCKS = 50  # most blocks of consecutive sequences of the test split
 
 
 class Part(NamedTuple):
-    """A part of the study: models, each with the same seeds, tokens and scores.
+    """A part of the study: models with the same seeds, tokens and scores.
 
     Attributes:
-        name: of the part; two that differ only in models and seeds may share it.
-        models: what differs in each, by name; a model has the learning rate of the name before its first slash.
-        changes: what differs in all of them.
-        seeds: of all of them.
-        steps: of the whole budget.
-        shares: of the whole budget that have a decay each; 1 is the last.
-        lengths: of rows that are scored at the whole budget, besides those of training; a model without so many
-            positions leaves them out.
-        slices: keys of `SLICES`, scored at the whole budget.
+        name: name of the part; parts that differ only in models and seeds may share it.
+        models: config keys of each model, by name; a model has the learning rate of the name before its first slash.
+        changes: config keys of all models of the part.
+        seeds: seeds of each model.
+        steps: steps of the full budget.
+        shares: shares of the full budget that get a decay; the last is 1.
+        lengths: further sequence lengths that are scored at the full budget; a model with fewer positions skips them.
+        slices: keys of `SLICES`, scored at the full budget.
     """
 
     name: str
@@ -52,8 +51,11 @@ class Part(NamedTuple):
 
     @property
     def runs(self) -> Runs:
-        """All that differs in each model."""
-        return {model: {**own, **self.changes, "train.steps": self.steps} for model, own in self.models.items()}
+        """All config keys of each model."""
+        return {
+            model: {**model_changes, **self.changes, "train.steps": self.steps}
+            for model, model_changes in self.models.items()
+        }
 
 
 class Trunk(NamedTuple):
@@ -65,43 +67,43 @@ class Trunk(NamedTuple):
     config: Any
 
     @property
-    def at(self) -> dict[str, Any]:
-        """What identifies its lines."""
+    def about(self) -> dict[str, Any]:
+        """The keys that identify its lines."""
         return {"part": self.part.name, "run": self.model, "seed": self.seed}
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return f"{self.part.name}_{self.model}_seed_{self.seed}".replace("/", "_")
 
     @property
     def tuned_as(self) -> str:
-        """The model whose learning rate it has."""
+        """Name of the model whose learning rate it uses."""
         return self.model.partition("/")[0]
 
 
-def trunks_of(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
-    """The trunks of a study in the order of its parts.
+def list_trunks(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
+    """Lists the trunks of a study in the order of its parts.
 
     Raises:
         InputError: a config is wrong.
     """
-    found = []
+    trunks = []
     for part in parts:
         check_runs(config, part.runs)
-        found += [
-            Trunk(part, model, seed, apply_changes(config, {**own, "seed": seed}))
+        trunks += [
+            Trunk(part, model, seed, changed(config, {**model_changes, "seed": seed}))
             for seed in part.seeds
-            for model, own in part.runs.items()
+            for model, model_changes in part.runs.items()
         ]
-    return found
+    return trunks
 
 
-def parts_named(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
-    """The parts of these names, in the order of the parts.
+def select_parts(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
+    """Returns the parts with these names, in the order of `parts`.
 
     Raises:
-        InputError: there is no part of a name.
+        InputError: unknown name.
     """
     known = dict.fromkeys(part.name for part in parts)
     if unknown := [name for name in names if name not in known]:
@@ -109,71 +111,73 @@ def parts_named(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
     return [part for part in parts if part.name in names]
 
 
-def jobs_of(
+def list_jobs(
     config: ConfigDict, parts: Sequence[Part], models: Runs, steps: int, texts: str, out: pathlib.Path
 ) -> list[Job]:
-    """The jobs of parts of the study in their order: the search of each model's rate, then the runs that have it.
+    """Lists the jobs of parts of the study in order: the rate search of each model, then the runs at its rate.
 
     Args:
-        config: what all models start from.
-        parts: of the study.
-        models: what differs in each model that is tuned, by name.
-        steps: of the longest runs of a search.
-        texts: identifies all texts, see `hash_of_files`.
-        out: folder of the lines, which has the rates that are known.
+        config: base config of all models.
+        parts: parts of the study.
+        models: config keys of each tuned model, by name.
+        steps: steps of the longest runs of a search.
+        texts: hash of all texts, see `hash_of_files`.
+        out: folder of the lines, with the rates known so far.
 
     Raises:
         InputError: a config is wrong.
     """
-    known, found, searched = rates(out), [], set()
-    for trunk in trunks_of(config, parts):
+    best, jobs, searched = read_best_rates(out), [], set()
+    for trunk in list_trunks(config, parts):
         name = trunk.tuned_as
         if name not in searched:
-            found.append(rate_job(config, name, models[name], steps, texts))
+            jobs.append(rate_job(config, name, models[name], steps, texts))
             searched.add(name)
-        found.append(trunk_job(trunk, known.get(name), texts))
-    return found
+        jobs.append(trunk_job(trunk, best.get(name), texts))
+    return jobs
 
 
 def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts: str) -> Job:
-    """The search of a model's learning rate, on the validation split.
+    """Returns the job that searches a model's learning rate on the validation split.
 
     Args:
-        config: what all models start from.
-        model: its name.
-        changes: what differs in it.
-        steps: of the longest runs.
-        texts: identifies all texts.
+        config: base config of all models.
+        model: name of the model.
+        changes: config keys of the model.
+        steps: steps of the longest runs.
+        texts: hash of all texts.
     """
     schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
     of_longest: Any = apply_changes(config, schedule)
     budget = steps * parse(config).data.tokens_per_batch
-    known = study_hash(apply_changes(of_longest, changes), texts, budget)
+    job_hash = study_hash(changed(of_longest, changes), texts, budget)
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
         return tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
 
-    return Job(model, {"model": model}, known, make, kind=RATES)
+    return Job(model, {"model": model}, job_hash, make, kind=RATES)
 
 
-def rates(out: pathlib.Path) -> dict[str, Line]:
-    """The best line of each model's search, see `best_values`, by model."""
-    found = {}
-    for (model,), own in group_lines(made_lines(out, RATES), "model").items():
-        (found[model],) = best_values(own)
-    return found
+def read_best_rates(out: pathlib.Path) -> dict[str, Line]:
+    """Reads the best line of each model's rate search, by model; see `best_values`."""
+    best = {}
+    for (model,), model_lines in grouped(read_job_lines(out, RATES), "model").items():
+        (best[model],) = best_values(model_lines)
+    return best
 
 
 def trunk_job(trunk: Trunk, best: Line | None, texts: str) -> Job:
-    """A run at the best rate of its model; one whose loss becomes non-finite, or that has no finite rate, says so.
+    """Returns the job of a trunk at the best rate of its model.
+
+    If its loss becomes non-finite, or no rate stays finite, its line says so.
 
     Args:
-        trunk: what is trained and scored.
-        best: a line of `rates`; None: it is not known yet.
-        texts: identifies all texts.
+        trunk: the trunk to train and score.
+        best: its line of `read_best_rates`; None: not known yet.
+        texts: hash of all texts.
     """
     if best is None:
-        return Job(trunk.name, trunk.at, "", lambda *_: [], is_ready=False)
+        return Job(trunk.name, trunk.about, "", lambda *_: [], is_ready=False)
     scored = [[*of] for of in (trunk.part.shares, trunk.part.lengths, trunk.part.slices)]
     rate = best["value"]
 
@@ -181,43 +185,44 @@ def trunk_job(trunk: Trunk, best: Line | None, texts: str) -> Job:
         if "failed" in best:
             return [{"rate": rate, "failed": f"no learning rate stays finite: {best['failed']}"}]
         try:
-            return one_trunk(trunk, rate, folder, should_stop)
+            return run_trunk(trunk, rate, folder, should_stop)
         except NonfiniteError as error:
             return [{"rate": rate, "failed": str(error)}]
 
-    return Job(trunk.name, trunk.at, study_hash(trunk.config, texts, scored, rate), make)
+    return Job(trunk.name, trunk.about, study_hash(trunk.config, texts, scored, rate), make)
 
 
-def one_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    """Trains and scores a trunk and its decays; returns a line for each score, with `share`: of the whole budget.
+def run_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    """Trains and scores a trunk and its decays; returns a line per score, with `share`, its share of the full budget.
 
-    Each budget is scored on the validation and the test split; the whole one also in rows of other lengths and by
-    slices. Scores of the test split have blocks, from which `studies.protocol.hypotheses` knows the error of the text.
+    Each budget is scored on the validation and the test split. The full budget is also scored at other sequence lengths
+    and by slices. Scores of the test split have blocks, from which `studies.protocol.hypotheses` estimates the error of
+    the text.
 
     Raises:
         NonfiniteError: the loss became non-finite.
-        Stopped: it was asked to stop; the runs can go on.
+        Stopped: `should_stop` returned true; the runs can be resumed.
     """
     lines, data = [], parse(trunk.config).data
-    further = [length for length in trunk.part.lengths if length <= trunk.config.model.max_length]
+    longer = [length for length in trunk.part.lengths if length <= trunk.config.model.max_length]
     for name, changes in schedules(trunk, rate, folder).items():
         train_to_end(apply_changes(trunk.config, changes), folder / name, should_stop)
         if name == STABLE:
             continue
-        whole = float(name) == 1
-        lengths = [data.length, *(further if whole else ())]
+        is_full = float(name) == 1
+        lengths = [data.length, *(longer if is_full else ())]
         scores = evaluate(folder / name, "validation")
         for length in lengths:
-            asked = [x for x in trunk.part.slices if whole and (x == POSITIONS or length == data.length)]
-            scores += evaluate(folder / name, "test", [length], slices=[ALL, *asked], blocks=BLOCKS)
-        lines += [score | trunk.at | {"share": float(name), "rate": rate} for score in scores]
+            slices = [x for x in trunk.part.slices if is_full and (x == POSITIONS or length == data.length)]
+            scores += evaluate(folder / name, "test", [length], slices=[ALL, *slices], blocks=BLOCKS)
+        lines += [score | trunk.about | {"share": float(name), "rate": rate} for score in scores]
     return lines
 
 
 def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
-    """The runs of a trunk by name, in their order: the stable one, if there are several budgets, and each decay.
+    """Returns the config keys of a trunk's runs, in order: the stable run, if it has several budgets, and each decay.
 
-    A decay is the run of its budget from the beginning, to the bit.
+    A decay equals a run of its budget from step 0, to the bit.
     """
     steps = {share: round(share * trunk.config.train.steps) for share in trunk.part.shares}
     decays = {share: count // DECAY for share, count in steps.items()}
@@ -233,7 +238,7 @@ def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
     shortest, longest = min(starts.values()), max(starts.values())
     if odd := [start for start in starts.values() if start % shortest]:
         raise InputError(f"decays begin at steps {odd}, which are no multiples of {shortest}: change steps or shares")
-    every = {"train.checkpoint_every": shortest, "train.keep": longest}  # all: those of a stop come on top
+    every = {"train.checkpoint_every": shortest, "train.keep": longest}  # keeps all, also those saved at a stop
     stable = {"train.learning_rate": rate, "train.steps": longest, "train.schedule": "constant"}
     branch = lambda share: {"train.branch_from": f"{folder / STABLE}@{starts[share]}"}
     return {STABLE: stable | every} | {f"{share:g}": sqrt(share) | branch(share) for share in steps}

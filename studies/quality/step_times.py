@@ -1,4 +1,4 @@
-"""Times of the steps of several configs, side by side on one device."""
+"""Times the training steps of several configs side by side on one device."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from benchmarks.lib.bare_step import BareStep
-from benchmarks.lib.timing import Cell, take_turns, timed
+from benchmarks.lib.timing import Cell, make_turn, take_turns
 from flash_lm.config.experiment import parse
 from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
 from flash_lm.runs.provenance import config_hash, provenance
@@ -22,61 +22,61 @@ from studies.quality.run import Part
 def time_parts(
     config: ConfigDict, parts: Sequence[Part], lines: Sequence[Line], rounds: int, file: pathlib.Path
 ) -> list[Line]:
-    """Times the steps of the models of a study that have lines; those of a part take turns.
+    """Times the steps of the models of a study that have lines; the models of a part take turns.
 
-    So a round is short, and a slow time of the machine falls on all of its models.
+    Rounds are short, so a slow phase of the machine affects all models of a part alike.
 
     Args:
-        config: what all models start from.
-        parts: of the study.
-        lines: of its runs.
-        rounds: in which the models take turns.
-        file: as in `time_steps`.
+        config: base config of all models.
+        parts: parts of the study.
+        lines: lines of its runs.
+        rounds: number of rounds in which the models take turns.
+        file: see `time_steps`.
     """
     scored = {(line["part"], line["run"]) for line in lines}
     runs, baseline_of, first = {}, {}, {}
     for part in parts:
-        own = {step_name(part.name, x): changes for x, changes in part.runs.items() if (part.name, x) in scored}
-        runs |= own
-        baseline_of |= {name: first.setdefault(part.name, name) for name in own}
+        part_runs = {step_name(part.name, x): changes for x, changes in part.runs.items() if (part.name, x) in scored}
+        runs |= part_runs
+        baseline_of |= {name: first.setdefault(part.name, name) for name in part_runs}
     return time_steps(config, runs, baseline_of, rounds, file)
 
 
 def time_steps(
     config: ConfigDict, runs: Runs, baseline_of: dict[str, str], rounds: int, file: pathlib.Path
 ) -> list[Line]:
-    """Milliseconds of one microbatch of each run on one device; runs with the same baseline take turns.
+    """Times one microbatch of each run on one device, in ms; runs with the same baseline take turns.
 
-    They are appended to a file, group by group; what is there of the same config, device and number of rounds is not
-    measured again.
+    The lines are appended to `file`, group by group. A group that the file has with the same configs, device and number
+    of rounds is not measured again.
     """
     lines, about = [], provenance(jax.devices()[0].device_kind)
     before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
-        own = {name: apply_changes(config, runs[name]) for name in runs if baseline_of[name] == baseline}
-        known = {"device": about["device"], "config_hash": hash_of_group(own), "rounds": rounds}
-        found = [line for line in before if known.items() <= line.items()]
-        if not found:
-            group = {name: one_microbatch(config) for name, config in own.items()}
-            found = [line | about | known for line in time_group(group, baseline, rounds)]
-            append_jsonl(file, found)
-        lines += found
+        configs = {name: changed(config, runs[name]) for name in runs if baseline_of[name] == baseline}
+        identity = {"device": about["device"], "config_hash": hash_of_group(configs), "rounds": rounds}
+        group_lines = [line for line in before if identity.items() <= line.items()]
+        if not group_lines:
+            group = {name: one_microbatch(config) for name, config in configs.items()}
+            group_lines = [line | about | identity for line in time_group(group, baseline, rounds)]
+            append_jsonl(file, group_lines)
+        lines += group_lines
     return lines
 
 
 def hash_of_group(group: Mapping[str, Any]) -> str:
-    """A hash of twelve digits of the configs of runs that take turns, by their names."""
+    """Returns twelve hex digits: a hash of the configs of runs that take turns, by name."""
     return config_hash({name: run_hash(one_microbatch(config).to_dict()) for name, config in group.items()})
 
 
 def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
-    """As `time_steps`, for runs that take turns; `rounds_ms` is the mean of a run's turns in each round."""
+    """Times runs that take turns, see `time_steps`; `rounds_ms` has the mean of a run's turns in each round."""
     cells, flops = [], {}
     for name, config in group.items():
         step = BareStep(build_experiment(parse(config)).config)
         flops[name] = step.model_flops
         step.start()
-        cells.append(Cell.warmed(name, timed(step.step)))
+        cells.append(Cell.warm_up(name, make_turn(step.step)))
         print(f"step of {name}: compiled in {step.compile_s:.1f} s", flush=True)
     take_turns(cells, rounds, lambda text: print(text, flush=True))
     medians = {cell.name: cell.median_ms for cell in cells}
@@ -94,6 +94,6 @@ def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list
 
 
 def one_microbatch(config: Any) -> ConfigDict:
-    """The config whose step is one microbatch of the given one's."""
+    """Returns the config whose step is one microbatch of this config's step."""
     accumulate, tokens = config.train.accumulate, parse(config).data.tokens_per_batch
     return apply_changes(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens // accumulate})

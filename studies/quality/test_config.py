@@ -15,8 +15,8 @@ from flash_lm.families.family import FAMILIES, complete, layer_configs
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
 from flash_lm.models.model_inputs import ModelInputs
-from flash_lm.sweeps.grid import apply_changes
-from studies.quality.run import schedules, trunks_of
+from flash_lm.sweeps.grid import changed
+from studies.quality.run import list_trunks, schedules
 
 TABLE = load_module("studies/quality/config.py")
 VARIANTS = {name: TABLE.MODELS["flash_scores"] | changes for name, changes in TABLE.ABLATIONS.items()}
@@ -27,8 +27,8 @@ OTHERS -= {name for name, row in oracle_families.FAMILIES.items() if row.ends_wi
 STARTS = BY_RULE | {name: {"model.family": name, "model.causal": None} for name in sorted(OTHERS)}
 
 
-def config_of(changes):
-    config = apply_changes(TABLE.get_config(), changes)
+def make_config(changes):
+    config = changed(TABLE.get_config(), changes)
     config.model.vocab_size = config.data.vocab_size
     return config
 
@@ -36,8 +36,8 @@ def config_of(changes):
 def test_the_models_of_the_study_have_one_size():
     sizes = {}
     for name, changes in (TABLE.MODELS | VARIANTS | TABLE.LARGE).items():
-        own = config_of(changes)
-        sizes[name] = facts(own.model.family, own.model, (), ()).parameters
+        config = make_config(changes)
+        sizes[name] = facts(config.model.family, config.model, (), ()).parameters
     assert len(TABLE.MODELS) == 16 and len(sizes) == 28 + 2
     small, large = ({k: x for k, x in sizes.items() if (k in TABLE.LARGE) == big} for big in (False, True))
     for (one, a), (other, b) in [*itertools.combinations(small.items(), 2), *itertools.combinations(large.items(), 2)]:
@@ -46,21 +46,21 @@ def test_the_models_of_the_study_have_one_size():
 
 
 class Unchanged(nnx.Module):
-    """In place of the last norm."""
+    """Replaces the last norm."""
 
     def __call__(self, x_BxLxD):
         return x_BxLxD
 
 
-def deviation(model):
-    """Of the residual stream after the last layer."""
+def stream_deviation(model):
+    """Returns the standard deviation of the residual stream after the last layer."""
     inputs_1xL = np.random.default_rng(0).integers(0, TABLE.WORDS, (1, 512)).astype(np.int32)
     model.norm = Unchanged()
     return float(nnx.jit(lambda model, inputs: model.features(ModelInputs(inputs)))(model, inputs_1xL).std())
 
 
-def without_sublayers(model):
-    """The model whose sublayers add nothing, since the map that each ends with is zero."""
+def zero_sublayers(model):
+    """Zeroes the last map of every sublayer, so that sublayers add nothing; returns the model."""
     for _, node in nnx.iter_graph(model):
         if isinstance(node, Output):
             node.kernel[...] *= 0
@@ -71,24 +71,22 @@ def without_sublayers(model):
 @pytest.mark.parametrize("name", STARTS)
 def test_only_what_adds_little_by_itself_starts_as_it_is(name):
     changes = STARTS[name]
-    model = lambda: build_model(config_of(changes | {"model.residual_init": "as_init"}).model, rngs=nnx.Rngs(0))
-    adds_little = deviation(model()) <= TABLE.MOST_ADDED * deviation(without_sublayers(model()))
-    assert config_of(changes).model.residual_init == ("as_init" if adds_little else "depth")
+    model = lambda: build_model(make_config(changes | {"model.residual_init": "as_init"}).model, rngs=nnx.Rngs(0))
+    adds_little = stream_deviation(model()) <= TABLE.MOST_ADDED * stream_deviation(zero_sublayers(model()))
+    assert make_config(changes).model.residual_init == ("as_init" if adds_little else "depth")
 
 
 @pytest.mark.parametrize("name", STARTS)
 def test_models_start_as_by_default(name):
     changes = STARTS[name]
-    by_default = complete(parse_model(config_of(changes | {"model.residual_init": None}).model))
-    own = {layer.residual_init for layer in layer_configs(by_default)}
-    assert own == {config_of(changes).model.residual_init}
+    by_default = complete(parse_model(make_config(changes | {"model.residual_init": None}).model))
+    starts = {layer.residual_init for layer in of_layers(by_default)}
+    assert starts == {make_config(changes).model.residual_init}
 
 
 def test_the_parts_of_the_study_can_run():
-    config = apply_changes(
-        TABLE.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096}
-    )  # for eight devices
-    trunks = trunks_of(config, TABLE.get_parts())
+    config = changed(TABLE.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
+    trunks = list_trunks(config, TABLE.get_parts())
     assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 6 + 6 + 3 + 3 + 39 + 4 + 2
     assert {trunk.tuned_as for trunk in trunks} == set(TABLE.MODELS)
     for trunk in trunks:

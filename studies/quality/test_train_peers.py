@@ -13,9 +13,9 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.train_loop import train
-from studies.protocol.jobs import begun_here, made_lines
+from studies.protocol.jobs import read_job_lines, try_lock
 from studies.quality import train_peers
-from studies.quality.run import Part, schedules, trunks_of
+from studies.quality.run import Part, list_trunks, schedules
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -45,7 +45,7 @@ def script():
 
 @pytest.fixture
 def trunks(tmp_path, script, monkeypatch):
-    """By seed."""
+    """Returns our trunks by seed, with a fake worker."""
     worker = tmp_path / "worker.py"
     worker.write_text(UNIFORM)
     monkeypatch.setattr(script, "WORKER", worker)
@@ -53,18 +53,18 @@ def trunks(tmp_path, script, monkeypatch):
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache", FAMILY)
     config.data.pack = "stream"
     config.train.update(warmup_steps=4, eval_every=0, eval_steps=1, checkpoint_every=0, log_every=1)
-    return trunks_of(config, [Part("peers", {FAMILY: {}}, {}, seeds=range(4), steps=20)])
+    return list_trunks(config, [Part("peers", {FAMILY: {}}, {}, seeds=range(4), steps=20)])
 
 
 def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
     trunk = trunks[0]
-    lines = script.make(script.PeerRun("uniform", trunk, 2e-3), sys.executable, tmp_path / "peer")
+    lines = script.train_and_score(script.PeerRun("uniform", trunk, 2e-3), sys.executable, tmp_path / "peer")
     ((_, schedule),) = schedules(trunk, 2e-3, tmp_path).items()
     train(apply_changes(trunk.config, schedule), tmp_path / "ours")
     ours = [evaluate(tmp_path / "ours", split, blocks=script.BLOCKS)[0] for split in script.SPLITS]
-    for line, own in zip(lines, ours, strict=True):
+    for line, our_line in zip(lines, ours, strict=True):
         same = ("split", "tokens", "bytes", "tokens_blocks", "corpus", "corpus_hash", "length", "step", "batch_tokens")
-        assert {key: line[key] for key in same} == {key: own[key] for key in same}
+        assert {key: line[key] for key in same} == {key: our_line[key] for key in same}
         assert line.keys() >= {"task", "family", "parameters", "trained_length", "perplexity", "nll_blocks", "git"}
         assert line["device"] == "uniform"
     question = json.loads((tmp_path / "peer" / "question.json").read_text())
@@ -83,24 +83,26 @@ def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
 
 
 def test_what_a_peer_says_is_reported(script, trunks, tmp_path):
-    of = lambda seed: script.make(script.PeerRun("uniform", trunks[seed], 2e-3), sys.executable, tmp_path / str(seed))
-    assert of(1) == [
+    train_seed = lambda seed: script.train_and_score(
+        script.PeerRun("uniform", trunks[seed], 2e-3), sys.executable, tmp_path / str(seed)
+    )
+    assert train_seed(1) == [
         {"part": "peers", "peer": "uniform", "beside": "linear_transformer", "run": "uniform at 0.002"}
         | {"seed": 1, "rate": 2e-3, "failed": "the loss of step 3 is nan"}
     ]
     with pytest.raises(RunError, match="uniform: ValueError: it has 5 parameters"):
-        of(2)
+        train_seed(2)
     with pytest.raises(RunError, match="uniform: its process ended with code 0"):
-        of(3)
+        train_seed(3)
 
 
 def test_each_peer_has_three_rates(script, trunks, tmp_path):
     with pytest.raises(InputError, match=f"no rate of {FAMILY} in"):
-        script.runs_of(["uniform"], trunks[:1], tmp_path)
+        script.list_runs(["uniform"], trunks[:1], tmp_path)
     with pytest.raises(InputError, match="--peers=nobody: must be among uniform, uniform/changed"):
-        script.runs_of(["nobody"], trunks[:1], tmp_path)
+        script.list_runs(["nobody"], trunks[:1], tmp_path)
     write_rate(tmp_path, 3e-3)
-    tasks = script.runs_of(["uniform", "uniform/changed"], trunks[:1], tmp_path)
+    tasks = script.list_runs(["uniform", "uniform/changed"], trunks[:1], tmp_path)
     named = ("uniform_0.003", "uniform_changed_0.003", "uniform_0.0015", "uniform_0.006")
     assert [task.name for task in tasks] == [f"peers_{name}_seed_0" for name in named]
 
@@ -118,19 +120,19 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
     def make(task, python, folder):
         folder.mkdir(parents=True)
         made.append(task.name)
-        return [task.at | {"split": "test"}]
+        return [task.about | {"split": "test"}]
 
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.jsonl").write_text("{}")
     write_rate(out, 4e-3)
-    monkeypatch.setattr(script, "trunks_of", lambda config, parts: trunks[:1])
-    monkeypatch.setattr(script, "make", make)
+    monkeypatch.setattr(script, "list_trunks", lambda config, parts: trunks[:1])
+    monkeypatch.setattr(script, "train_and_score", make)
     monkeypatch.setattr(script, "check_python", lambda python: None)
     argv = ["--peers=uniform", f"--corpus={tmp_path / 'texts'}", f"--runs={runs}", f"--out={out}"]
     names = [f"peers_uniform_{rate}_seed_0" for rate in (0.004, 0.002, 0.008)]
-    with begun_here(runs / f"{names[1]}.lock"):
+    with try_lock(runs / f"{names[1]}.lock"):
         script.main(argv)
-    assert made == [names[0], names[2]] and {x["rate"] for x in made_lines(out)} == {4e-3, 8e-3}
+    assert made == [names[0], names[2]] and {x["rate"] for x in read_job_lines(out)} == {4e-3, 8e-3}
     for _ in range(2):
         script.main(argv)
     assert made == [names[0], names[2], names[1]] and not [path for path in runs.iterdir() if path.is_dir()]
@@ -140,8 +142,14 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
 
 
 def test_lines_of_a_peer_stand_when_ours_starts_otherwise(script, trunks, tmp_path):
-    of = lambda key, value: trunks[0]._replace(config=apply_changes(trunks[0].config, {key: value}))
-    known = lambda trunk, rate=2e-3, data="texts": script.PeerRun("uniform", trunk, rate).job(data, tmp_path).known
-    assert known(of("model.residual_init", "as_init")) == known(of("model.residual_init", "depth")) == known(trunks[0])
-    others = known(of("model.mlp_dim", 99)), known(trunks[0], 1e-3), known(trunks[0], data="others")
-    assert known(trunks[0]) not in others
+    with_key = lambda key, value: trunks[0]._replace(config=changed(trunks[0].config, {key: value}))
+    hash_of = lambda trunk, rate=2e-3, data="texts": (
+        script.PeerRun("uniform", trunk, rate).job(data, tmp_path).study_hash
+    )
+    assert (
+        hash_of(with_key("model.residual_init", "as_init"))
+        == hash_of(with_key("model.residual_init", "depth"))
+        == hash_of(trunks[0])
+    )
+    others = hash_of(with_key("model.mlp_dim", 99)), hash_of(trunks[0], 1e-3), hash_of(trunks[0], data="others")
+    assert hash_of(trunks[0]) not in others

@@ -3,11 +3,11 @@
     make peers
     python -m studies.quality.train_peers --runs=runs/study --corpus=runs/study/data --out=runs/study/results
 
-A peer stands beside the model of the study's part "peers" that is the same by its papers: as many parameters, within
-3 %, the same batches in the same order, AdamW with the same numbers and the same schedule. Its rate is half of ours,
-ours, and twice ours, which was tuned and must be among the rates in OUT: all three are reported. A peer that differs
-from ours is examined: PEER/our_values starts from the initial values of ours, at our rate. The lines of each run stand
-beside those of ours, so that tables and verdicts of the study (python -m studies.quality) have it.
+Each peer is compared with our model of the same paper in the study's part "peers". Both have as many parameters, within
+3 %, the same batches in the same order, and AdamW with the same settings and schedule. The peer is trained at half our
+rate, at our rate and at twice our rate, and all three are reported. Our rate was tuned and must be among the rates in
+OUT. PEER/our_values examines a difference: it starts from initial values like ours, at our rate. The lines of peers are
+written with ours, so that the study's tables (python -m studies.quality) have them.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, shape_of
+from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, peer_shape
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.run import run
 from flash_lm.cli.types import split_words
@@ -33,10 +33,10 @@ from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.evaluation import block_sums, compute_scores
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
-from studies.protocol.jobs import Job, Place, finish, make_jobs, study_hash
+from studies.protocol.jobs import Job, JobFolder, finish, make_jobs, study_hash
 from studies.quality import config as study
-from studies.quality.implementations import rates_of
-from studies.quality.run import BLOCKS, Trunk, rates, schedules, trunks_of
+from studies.quality.implementations import peer_rates
+from studies.quality.run import BLOCKS, Trunk, list_trunks, read_best_rates, schedules
 
 WORKER = pathlib.Path(__file__).with_name("train_peers_worker.py")
 
@@ -63,50 +63,52 @@ class PeerRun(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its folder and file."""
+        """Name of its folder and file."""
         return f"{PART}_{self.peer}_{self.rate:g}_seed_{self.ours.seed}".replace("/", "_")
 
     @property
-    def at(self) -> Line:
-        """What identifies its lines."""
+    def about(self) -> Line:
+        """The keys that identify its lines."""
         run = f"{self.peer} at {self.rate:g}"
         who = {"peer": self.peer, "beside": self.ours.model, "run": run}
         return {"part": PART, **who, "seed": self.ours.seed, "rate": self.rate}
 
     def job(self, texts: str, python: pathlib.Path) -> Job:
-        """Its lines follow from our config, but for how our sublayers start, which no peer takes over.
+        """Returns its job; the hash covers our config, except `residual_init`, which does not change a peer.
 
         Args:
-            texts: identifies all texts.
-            python: of the peers' environment.
+            texts: hash of all texts.
+            python: interpreter of the peers' environment.
         """
-        config = apply_changes(self.ours.config, {"model.residual_init": "as_init"})
-        known = study_hash(config, texts, self.peer, self.rate)
-        return Job(self.name, self.at, known, lambda folder, should_stop: make(self, python, folder))
+        config = changed(self.ours.config, {"model.residual_init": "as_init"})
+        job_hash = study_hash(config, texts, self.peer, self.rate)
+        return Job(self.name, self.about, job_hash, lambda folder, should_stop: train_and_score(self, python, folder))
 
 
-def runs_of(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[PeerRun]:
-    """The runs of each peer, those at our rates first.
+def list_runs(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[PeerRun]:
+    """Lists the runs of each peer, those at our rates first.
 
     Raises:
-        InputError: there is no such peer, or a rate is missing.
+        InputError: unknown peer, or our rate is missing.
     """
     if unknown := [name for name in peers if name not in PEERS]:
         raise InputError(f"--peers={' '.join(unknown)}: must be among {', '.join(PEERS)}")
-    ours, tuned = {trunk.model: trunk for trunk in trunks}, rates(out)
-    beside = {peer: ours[PEERS[peer]] for peer in peers}
-    if missing := [trunk.tuned_as for trunk in beside.values() if trunk.tuned_as not in tuned]:
+    ours, tuned = {trunk.model: trunk for trunk in trunks}, read_best_rates(out)
+    ours_of_peer = {peer: ours[PEERS[peer]] for peer in peers}
+    if missing := [trunk.tuned_as for trunk in ours_of_peer.values() if trunk.tuned_as not in tuned]:
         raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run python -m studies.quality --runs=…")
-    of_ours = lambda trunk: tuned[trunk.tuned_as]["value"]
-    found = [PeerRun(peer, trunk, rate) for peer, trunk in beside.items() for rate in rates_of(peer, of_ours(trunk))]
-    return sorted(found, key=lambda run: run.rate != of_ours(run.ours))
+    our_rate = lambda trunk: tuned[trunk.tuned_as]["value"]
+    runs = [
+        PeerRun(peer, trunk, rate) for peer, trunk in ours_of_peer.items() for rate in peer_rates(peer, our_rate(trunk))
+    ]
+    return sorted(runs, key=lambda run: run.rate != our_rate(run.ours))
 
 
-def ask(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:
-    """The peer's answer; its progress goes to the terminal.
+def ask_worker(python: pathlib.Path, folder: pathlib.Path, question: Line) -> Line:
+    """Runs the peer's worker on a question and returns its answer; progress goes to the terminal.
 
     Raises:
-        RunError: it has none.
+        RunError: the worker failed.
     """
     (folder / "question.json").write_text(json.dumps(question), encoding="utf-8")
     file = folder / "answer.json"
@@ -124,16 +126,13 @@ def write_batches(experiment: Experiment, steps: int, folder: pathlib.Path) -> d
     """Writes the batches of training and of the splits to score; returns the bytes of text of each split's targets."""
     training = experiment.training_batches(experiment.share())
     _write(folder / "train.npz", [next(training) for _ in range(steps)])
-    share, per_token = (
-        single_host_share(experiment.config.data.batch_size),
-        experiment.corpus.tokenizer.bytes_per_token(),
-    )
-    found = {}
+    share, per_token = whole_batch(experiment.config.data.batch_size), experiment.corpus.tokenizer.bytes_per_token()
+    text_bytes = {}
     for split in SPLITS:
         chosen = list(evaluation_batches(experiment.evaluation_rows(split), share))
         _write(folder / f"{split}.npz", chosen)
-        found[split] = float(sum((per_token[x["targets_BxL"]] * x["loss_mask_BxL"]).sum() for x in chosen))
-    return found
+        text_bytes[split] = float(sum((per_token[x["targets_BxL"]] * x["loss_mask_BxL"]).sum() for x in chosen))
+    return text_bytes
 
 
 def _write(file: pathlib.Path, chosen: list[dict[str, np.ndarray]]) -> None:
@@ -142,19 +141,20 @@ def _write(file: pathlib.Path, chosen: list[dict[str, np.ndarray]]) -> None:
     np.savez(file, inputs_NxBxL=inputs, targets_NxBxL=np.stack(targets).astype(np.int32))
 
 
-def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
-    """Trains and scores a run of a peer; returns a line for each split, or one that says why it failed.
+def train_and_score(peer_run: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Line]:
+    """Trains and scores a run of a peer; returns a line per split, or one that says why it failed.
 
     Raises:
         RunError: the peer cannot be built or trained, or has another size.
     """
-    ((name, changes),) = schedules(asked.ours, asked.rate, folder).items()
-    experiment = build_experiment(parse(apply_changes(asked.ours.config, changes)))
+    # The worker gets our batches, the rate of every step, and AdamW's settings.
+    ((name, changes),) = schedules(peer_run.ours, peer_run.rate, folder).items()
+    experiment = build_experiment(parse(changed(peer_run.ours.config, changes)))
     config, train = experiment.config, experiment.config.train
     schedule = learning_rate(train)
     question: Line = {
-        "peer": asked.peer,
-        "shape": shape_of(config),
+        "peer": peer_run.peer,
+        "shape": peer_shape(config),
         "parameters": experiment.model.parameter_count(),
         "most_unequal": MOST_UNEQUAL,
         "seed": config.seed,
@@ -164,12 +164,13 @@ def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Lin
     }
     folder.mkdir(parents=True, exist_ok=True)
     count = write_batches(experiment, train.steps, folder)
-    answer = ask(python, folder, question)
+    answer = ask_worker(python, folder, question)
     if "failed" in answer:
-        return [{**asked.at, "failed": answer["failed"]}]
+        return [{**peer_run.about, "failed": answer["failed"]}]
+    # Lines like those of our runs.
     about: Line = {
         "task": config.task,
-        "family": asked.peer,
+        "family": peer_run.peer,
         "parameters": answer["parameters"],
         "corpus": experiment.corpus.name,
         "corpus_hash": experiment.corpus.fingerprint[:12],
@@ -182,18 +183,18 @@ def make(asked: PeerRun, python: pathlib.Path, folder: pathlib.Path) -> list[Lin
         "peer_versions": answer["peer_versions"],
         **provenance(answer["device"]),
     }
-    return [{**about, **_scores(answer[split], count[split]), "split": split, **asked.at} for split in SPLITS]
+    return [{**about, **_scores(answer[split], count[split]), "split": split, **peer_run.about} for split in SPLITS]
 
 
 def _scores(sums: Line, count: float) -> Line:
-    """As those of ours, from the sums of each batch, and the bytes of all targets."""
+    """Computes scores like ours from the sums of each batch and the bytes of all targets."""
     of_batches = {name: [np.array(x, float) for x in sums[name]] for name in ("nll", "tokens")}
-    blocks = {f"{name}_blocks": block_sums(found, BLOCKS) for name, found in of_batches.items()}
-    return compute_scores({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
+    blocks = {f"{name}_blocks": in_blocks(values, BLOCKS) for name, values in of_batches.items()}
+    return scores_of({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
 
 
 def main(argv: list[str]) -> None:
-    """Makes the runs of peers that OUT does not have, one after another; several processes may work at them."""
+    """Makes the runs of peers that OUT does not have; several processes may share them."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
     parser.add_argument("--corpus", required=True, type=pathlib.Path, help="what studies/quality/data.py has written")
@@ -204,11 +205,11 @@ def main(argv: list[str]) -> None:
     check_python(arguments.python)
     config: Any = study.get_config()
     config.data.mixture = study.mixture(arguments.corpus)
-    trunks = trunks_of(config, [part for part in study.get_parts() if part.name == PART])
+    trunks = list_trunks(config, [part for part in study.get_parts() if part.name == PART])
     texts = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
-    jobs = [x.job(texts, arguments.python) for x in runs_of(split_words(arguments.peers), trunks, arguments.out)]
-    place = Place(arguments.out, arguments.runs, lambda: False)
-    finish(make_jobs(lambda: jobs, place), place)
+    jobs = [x.job(texts, arguments.python) for x in list_runs(words_of(arguments.peers), trunks, arguments.out)]
+    job_folder = JobFolder(arguments.out, arguments.runs, lambda: False)
+    finish(make_jobs(lambda: jobs, job_folder), job_folder)
 
 
 if __name__ == "__main__":

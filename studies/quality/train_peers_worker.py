@@ -1,9 +1,9 @@
-"""Other implementations' side of `studies/quality/train_peers.py`, in the peers' environment.
+"""Worker of `studies/quality/train_peers.py`: trains other implementations in the peers' environment.
 
-train_peers_worker.py FOLDER trains and scores the model that FOLDER/question.json names, with the learning rate of
-each step and the numbers of AdamW there, on the batches of FOLDER/train.npz. FOLDER/SPLIT.npz has batches to score.
-FOLDER/answer.json gets version, device and parameters, and the nats and targets of each batch of a split; or the
-error. It runs on a GPU if PyTorch finds one.
+train_peers_worker.py FOLDER trains and scores the model that FOLDER/question.json names, on the batches of
+FOLDER/train.npz. The question also has the learning rate of each step and the settings of AdamW. FOLDER/SPLIT.npz has
+batches to score. FOLDER/answer.json gets version, device and parameters, and the nats and targets of each batch of a
+split; or the error. It uses a GPU if PyTorch finds one.
 """
 
 import importlib.metadata
@@ -19,24 +19,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# The peers' environment does not have this repository: a module of it is found by its folder, which needs nothing else.
+# The peers' environment does not have this package: the module is imported by its folder, and imports nothing of ours.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "peers"))
 from speed_worker import flash_pytorch
 
-Shape = dict[str, Any]  # the keys that `benchmarks.lib.peers.shape_of` gives
+Shape = dict[str, Any]  # from `benchmarks.lib.peers.peer_shape`
 Batch = tuple[torch.Tensor, torch.Tensor]
 _DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _EVERY = 100  # steps between two lines of progress
-# Vectors by their role, which FLASH-pytorch keeps as matrices: scales, offsets, and a bias for each distance.
+# FLASH-pytorch keeps some vectors as matrices: scales, offsets, and a bias per distance. They get no weight decay.
 _VECTORS = re.compile(r"\b(gamma|beta|relative_attention_bias)\b")
-# By their names' ends, in a model of transformers: positions, the map that a sublayer ends with, and all maps.
+# Suffixes of names in a model of transformers: positions, the last map of a sublayer, and all maps.
 _POSITIONS, _LAST_MAPS = "wpe", ("c_proj", "o_proj", "down_proj")
 _MAPS = (*_LAST_MAPS, "c_attn", "c_fc", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None}  # theirs are beyond our vocabulary
 
 
 class Logits(nn.Module):
-    """A model of transformers, tokens B×L -> logits B×L×V."""
+    """Wraps a model of transformers: tokens B×L -> logits B×L×V."""
 
     def __init__(self, model: nn.Module):
         """`model`: a causal language model."""
@@ -44,17 +44,20 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """B×L -> B×L×V."""
+        """Returns logits, B×L×V, of tokens, B×L."""
         return self.model(tokens, use_cache=False).logits
 
 
 def _scale(shape: Shape) -> float:
-    """Of initial values: the library's 0.02 is for wider models, and would slow these for a thousand steps."""
+    """Returns the standard deviation of initial values, D^-0.5.
+
+    The library's 0.02 is for wider models, and would slow these for a thousand steps.
+    """
     return shape["model_dim"] ** -0.5
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """The GPT-2 of transformers, without dropout."""
+    """Builds the GPT-2 of transformers, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
 
     config = GPT2Config(
@@ -74,7 +77,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def llama(shape: Shape) -> nn.Module:
-    """The Llama of transformers, with tied embeddings."""
+    """Builds the Llama of transformers, with tied embeddings."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     config = LlamaConfig(
@@ -92,10 +95,10 @@ def llama(shape: Shape) -> nn.Module:
 
 
 def flash_pytorch_from_our_values(shape: Shape) -> nn.Module:
-    """FLASH-pytorch, with initial values that are drawn as those of our FLASH with `model.init=lecun`.
+    """Builds FLASH-pytorch, with initial values drawn like those of our FLASH with `model.init=lecun`.
 
-    Its own are 1 for embeddings, 1/√3 of ours for matrices, small biases, and for a distance's bias √S in place of
-    0.02: the attention of a new model is far from zero.
+    By default it has 1 for embeddings, 1/√3 of ours for matrices, small biases, and √S instead of 0.02 for the bias of
+    a distance: the attention of a new model is far from zero.
     """
     model = flash_pytorch(shape)
     for layer in model.modules():
@@ -110,12 +113,12 @@ def flash_pytorch_from_our_values(shape: Shape) -> nn.Module:
 
 
 def from_our_values(build: Callable[[Shape], nn.Module]) -> Callable[[Shape], nn.Module]:
-    """A model of transformers with initial values drawn as those of ours with `init=lecun`, `residual_init=depth`.
+    """Returns a builder whose initial values are drawn like ours with `init=lecun`, `residual_init=depth`.
 
-    The library's have one deviation for all matrices, and those of a Llama ignore the depth.
+    The library's values have one standard deviation for all matrices, and those of a Llama ignore the depth.
     """
 
-    def built(shape: Shape) -> nn.Module:
+    def build_from_our_values(shape: Shape) -> nn.Module:
         model = build(shape)
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Embedding):
@@ -126,10 +129,10 @@ def from_our_values(build: Callable[[Shape], nn.Module]) -> Callable[[Shape], nn
                 nn.init.normal_(layer.weight, std=of_depth * inputs**-0.5)
         return model
 
-    return built
+    return build_from_our_values
 
 
-# name -> (distribution that is trained, what builds its model)
+# name -> (Python distribution, builder of its model)
 PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
     "gpt2": ("transformers", gpt2),
     "gpt2/our_values": ("transformers", from_our_values(gpt2)),
@@ -141,20 +144,20 @@ PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
 
 
 def batches(file: pathlib.Path) -> Iterator[Batch]:
-    """Inputs and targets of each batch, B×L; what is no target is -100, which cross_entropy leaves out."""
+    """Yields inputs and targets of each batch, B×L; cross_entropy ignores targets of -100."""
     with np.load(file) as arrays:
         pairs = zip(arrays["inputs_NxBxL"], arrays["targets_NxBxL"], strict=True)
     yield from ((torch.from_numpy(inputs).long(), torch.from_numpy(targets).long()) for inputs, targets in pairs)
 
 
-def loss_of(model: nn.Module, batch: Batch, reduction: str) -> torch.Tensor:
-    """Nats a target, or of all."""
+def batch_loss(model: nn.Module, batch: Batch, reduction: str) -> torch.Tensor:
+    """Returns the loss of a batch in nats: per target ("mean"), or of all targets ("sum")."""
     inputs, targets = (x.to(_DEVICE) for x in batch)
     return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> None:
-    """AdamW, whose weight decay is for matrices only, after clipping by the norm of all gradients.
+    """Trains with AdamW after clipping by the global norm; only matrices have weight decay.
 
     Raises:
         FloatingPointError: the loss became non-finite.
@@ -167,7 +170,7 @@ def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> Non
     ]
     optimizer = torch.optim.AdamW(decayed, betas=(question["b1"], question["b2"]), eps=question["eps"])
     for step, (rate, batch) in enumerate(zip(question["rates"], batches(file), strict=True)):
-        loss = loss_of(model, batch, "mean")
+        loss = batch_loss(model, batch, "mean")
         if not torch.isfinite(loss):
             raise FloatingPointError(f"the loss of step {step} is {loss.item()}")
         if step % _EVERY == 0:
@@ -181,7 +184,7 @@ def train(model: nn.Module, file: pathlib.Path, question: dict[str, Any]) -> Non
 
 
 def answer(folder: pathlib.Path) -> dict[str, Any]:
-    """Trains and scores."""
+    """Trains and scores the model of the question in a folder; returns the answer."""
     question = json.loads((folder / "question.json").read_text())
     torch.manual_seed(question["seed"])
     distribution, build = PEERS[question["peer"]]
@@ -192,6 +195,7 @@ def answer(folder: pathlib.Path) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if _DEVICE == "cuda" else _DEVICE,
         "peer_versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names),
     }
+    # Check the size, train, then score each split.
     theirs, ours = about["parameters"], question["parameters"]
     if abs(theirs / ours - 1) > question["most_unequal"]:
         raise ValueError(f"it has {theirs:,} parameters, and ours {ours:,}: change its widths")
@@ -199,25 +203,25 @@ def answer(folder: pathlib.Path) -> dict[str, Any]:
     model.eval()
     for split in question["splits"]:
         with torch.inference_mode():
-            found = [
-                (loss_of(model, batch, "sum").item(), int((batch[1] >= 0).sum()))
+            sums = [
+                (batch_loss(model, batch, "sum").item(), int((batch[1] >= 0).sum()))
                 for batch in batches(folder / f"{split}.npz")
             ]
-        if not np.isfinite([nll for nll, _ in found]).all():
+        if not np.isfinite([nll for nll, _ in sums]).all():
             raise FloatingPointError(f"the loss on the {split} split is not finite")
-        about[split] = dict(zip(("nll", "tokens"), map(list, zip(*found, strict=True)), strict=True))
+        about[split] = dict(zip(("nll", "tokens"), map(list, zip(*sums, strict=True)), strict=True))
     return about
 
 
 def main(folder: pathlib.Path) -> None:
-    """Whatever a library raises, the calling script reports it."""
+    """Writes the answer, or the error of any library, which the calling script reports."""
     try:
-        found = answer(folder)
+        result = answer(folder)
     except Exception as error:
-        found = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        result = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         if isinstance(error, FloatingPointError):
-            found = {"failed": str(error)}
-    (folder / "answer.json").write_text(json.dumps(found))
+            result = {"failed": str(error)}
+    (folder / "answer.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Recall of bindings."""
+"""The recall study: associative recall (MQAR) against the bytes of the decode state."""

@@ -1,4 +1,4 @@
-"""Recall against state: what the runs of a study of associative recall say together."""
+"""Report of the recall study: a table and a picture of recall against state."""
 
 import pathlib
 import statistics
@@ -6,52 +6,53 @@ import statistics
 from flash_lm.report.figure import new_figure, style
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol.rates import at_best_rate
+from studies.protocol.rates import lines_at_best_rate
 
 
-def loss_of(line: Line) -> float:
-    """What a rate is chosen by: the accuracy on the validation split, negative; a failed run is the worst."""
+def selection_loss(line: Line) -> float:
+    """Returns the score that chooses a rate: the negative validation accuracy; a failed run is the worst."""
     return -line.get("validation_accuracy", -1.0)
 
 
-def summary(runs: list[Line], times: list[Line]) -> list[Line]:
-    """One line a model and width: accuracy over the seeds at its best rate, its state, and its time for a token.
+def summarize(runs: list[Line], times: list[Line]) -> list[Line]:
+    """Returns a line per model and width: accuracy over the seeds at its best rate, its state, and its time per token.
 
     Seeds whose loss did not stay finite are counted, and have no accuracy.
     """
     ms = {(line["model"], line["width"]): line["ms_a_token"] for line in times}
-    found = []
+    summaries = []
+    # A line per model and width, at its best rate.
     for model, width in dict.fromkeys((line["model"], line["width"]) for line in runs):
-        here = at_best_rate(runs, {"model": model, "width": width}, loss_of)
-        chosen, rate = [line for line in here if "failed" not in line], here[0]["rate"]
-        failed = len(here) - len(chosen)
-        if not chosen:
-            found.append({"model": model, "width": width, "rate": rate, "seeds": 0, "failed": failed})
+        chosen_lines = lines_at_best_rate(runs, {"model": model, "width": width}, selection_loss)
+        finite, rate = [line for line in chosen_lines if "failed" not in line], chosen_lines[0]["rate"]
+        failed = len(chosen_lines) - len(finite)
+        if not finite:
+            summaries.append({"model": model, "width": width, "rate": rate, "seeds": 0, "failed": failed})
             continue
-        accuracies = [line["accuracy"] for line in chosen]
-        parts = {part: statistics.median(line["by_part"][part] for line in chosen) for part in chosen[0]["by_part"]}
-        found.append(
+        accuracies = [line["accuracy"] for line in finite]
+        parts = {part: statistics.median(line["by_part"][part] for line in finite) for part in finite[0]["by_part"]}
+        summaries.append(
             {
                 "model": model,
                 "width": width,
                 "rate": rate,
-                "seeds": len(chosen),
+                "seeds": len(finite),
                 "failed": failed,
                 "accuracy": statistics.median(accuracies),
                 "lowest": min(accuracies),
                 "highest": max(accuracies),
                 "by_part": parts,
-                "step": statistics.median(line["step"] for line in chosen),
-                "state_bytes": chosen[0]["state_bytes"],
-                "parameters": chosen[0]["parameters"],
+                "step": statistics.median(line["step"] for line in finite),
+                "state_bytes": finite[0]["state_bytes"],
+                "parameters": finite[0]["parameters"],
                 **({"ms_a_token": ms[model, width]} if (model, width) in ms else {}),
             }
         )
-    return found
+    return summaries
 
 
 def recall_table(lines: list[Line]) -> str:
-    """Markdown, the best first; `failed` counts seeds whose loss did not stay finite."""
+    """Returns a Markdown table, the best model first; `failed` counts seeds whose loss did not stay finite."""
     rows = [line | line.get("by_part", {}) for line in sorted(lines, key=lambda line: -line.get("accuracy", -1))]
     parts = dict.fromkeys(part for line in lines for part in line.get("by_part", {}))
     columns = {
@@ -66,15 +67,18 @@ def recall_table(lines: list[Line]) -> str:
         "rate": ("rate", "{:g}"),
         "steps": ("step", "{:,.0f}"),
         "state, bytes": ("state_bytes", "{:,}"),
-        "ms a token": ("ms_a_token", "{:.2f}"),
+        "ms per token": ("ms_a_token", "{:.2f}"),
         "parameters": ("parameters", "{:,}"),
     }
     return markdown_table(rows, columns)
 
 
 def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
-    """Accuracy against bytes of state and against milliseconds a token; one curve a model, over its widths."""
-    axes_of = (("state_bytes", "bytes of decode state of a row"), ("ms_a_token", "milliseconds a token, 16 rows"))
+    """Plots accuracy against bytes of state and against ms per token; one curve per model, over its widths."""
+    axes_of = (
+        ("state_bytes", "bytes of decode state per sequence"),
+        ("ms_a_token", "milliseconds per token, 16 sequences"),
+    )
     names = list(dict.fromkeys(line["model"] for line in lines))
     with new_figure(path, 1, len(axes_of), (7, 6 + 0.1 * len(names)), sharey=True) as (figure, grid):
         for axes, (key, label) in zip(grid.flat, axes_of, strict=True):
@@ -90,5 +94,5 @@ def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
             axes.set_xscale("log")
             axes.set(xlabel=label)
         grid.flat[0].set(ylabel="recalled values, % (median, lowest and highest of the seeds)", ylim=(-2, 102))
-        named = grid.flat[0].get_legend_handles_labels()
-        figure.legend(*named, loc="outside lower center", ncols=2, fontsize=7, frameon=False)  # names may be long
+        legend = grid.flat[0].get_legend_handles_labels()
+        figure.legend(*legend, loc="outside lower center", ncols=2, fontsize=7, frameon=False)  # names may be long

@@ -1,4 +1,4 @@
-"""A study of recall: models on associative recall at several rates and seeds, and what their states cost."""
+"""Runs of the recall study: models on associative recall at several rates and seeds, and their decode times."""
 
 import itertools
 import pathlib
@@ -17,13 +17,13 @@ from flash_lm.models.facts import facts
 from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
-from flash_lm.sweeps.grid import apply_changes, train_to_end
-from studies.protocol.jobs import Job, ShouldStop, made_lines
-from studies.protocol.rates import rated_jobs
-from studies.recall.report import loss_of
+from flash_lm.sweeps.grid import changed, train_whole
+from studies.protocol.jobs import Job, ShouldStop, read_job_lines
+from studies.protocol.rates import rate_and_seed_jobs
+from studies.recall.report import selection_loss
 
-_TOKENS, _ROWS = 8, 16  # of a turn of decoding
-_FACTOR = 3.0  # between the best rate and the next one beyond it
+_TOKENS, _ROWS = 8, 16  # tokens per turn of decoding, and sequences of the batch
+_FACTOR = 3.0  # from the best rate to the next one beyond it
 
 
 class Model(NamedTuple):
@@ -34,49 +34,49 @@ class Model(NamedTuple):
     family: str
     config: Any
 
-    def at(self, rate: float, seed: int) -> dict[str, Any]:
-        """What identifies a run in the file of runs."""
+    def about(self, rate: float, seed: int) -> dict[str, Any]:
+        """Returns the keys that identify the line of a run."""
         return {"model": self.name, "width": self.width, "rate": rate, "seed": seed}
 
-    def of_run(self, rate: float, seed: int) -> Any:
-        """The config of a run."""
-        return apply_changes(self.config, {"train.learning_rate": rate, "seed": seed})
+    def run_config(self, rate: float, seed: int) -> Any:
+        """Returns the config of a run."""
+        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
-def models_of(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
-    """Models at several widths.
+def list_models(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
+    """Lists models at several widths.
 
     Args:
-        config: what all start from.
-        names: a family each, perhaps with keys of config.model: flash+short_convolution=3.
+        config: base config of all models.
+        names: a family each, perhaps with keys of config.model, such as flash+short_convolution=3.
         widths: values of model.model_dim.
     """
-    found = []
+    models = []
     for width, name in itertools.product(widths, names):
-        own: Any
-        family, own = variant(apply_changes(config, {"model.model_dim": width}), name)
-        own.model.update(family=family, vocab_size=own.data.mqar.words)
-        found.append(Model(name, width, family, own))
-    return found
+        model_config: Any
+        family, model_config = variant(changed(config, {"model.model_dim": width}), name)
+        model_config.model.update(family=family, vocab_size=model_config.data.mqar.words)
+        models.append(Model(name, width, family, model_config))
+    return models
 
 
-def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    """Trains and scores one run; returns its one line, with all that is reported.
+def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    """Trains and scores a model with a rate and a seed; returns its line.
 
     Raises:
         NonfiniteError: the loss became non-finite.
-        Stopped: it was asked to stop; the run can go on.
+        Stopped: `should_stop` returned true; the run can be resumed.
     """
-    config = model.of_run(rate, seed)
-    train_to_end(config, folder, should_stop)
+    config = model.run_config(rate, seed)
+    train_whole(config, folder, should_stop)
     parts = evaluate(folder, "test", slices=("parts",))
     curve = validation_curve(folder)
     length = parse(config).data.length
     about = facts(model.family, config.model, (length,), ())
     targets = sum(part["tokens"] for part in parts)
     line = {
-        **model.at(rate, seed),
-        "validation_accuracy": curve[-1]["accuracy"],  # of the parameters that are tested
+        **model.about(rate, seed),
+        "validation_accuracy": curve[-1]["accuracy"],  # of the parameters that are scored on the test split
         "accuracy": sum(part["accuracy"] * part["tokens"] for part in parts) / targets,
         "by_part": {part["slice"]: part["accuracy"] for part in parts},
         "targets": targets,
@@ -90,28 +90,30 @@ def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_s
     return [line]
 
 
-def jobs_of(
+def list_jobs(
     models: Sequence[Model], rates: Sequence[float], more_seeds: Sequence[int], further: int, out: pathlib.Path
 ) -> list[Job]:
-    """Each model at each rate with seed 0, and at the rate with the best validation accuracy with more seeds.
+    """Lists the jobs: each model at each rate with seed 0, and more seeds at its best rate by validation accuracy.
 
     Args:
-        models: from `models_of`.
+        models: from `list_models`.
         rates: learning rates.
         more_seeds: seeds besides 0.
-        further: at most so many further rates of each model, see `rates_to_try`.
+        further: most further rates of each model, see `rates_to_try`.
         out: folder of the lines.
     """
-    return rated_jobs(models, rates, more_seeds, further, made_lines(out), loss_of, one_run, _FACTOR)
+    return rate_and_seed_jobs(
+        models, rates, more_seeds, further, read_job_lines(out), selection_loss, run_model, _FACTOR
+    )
 
 
 def time_decoding(models: Sequence[Model], rounds: int) -> list[Line]:
-    """Milliseconds a token of each model, models taking turns."""
+    """Times decoding of each model in ms per token; models take turns."""
     cells, lines = [], []
     for model in models:
         length = parse(model.config).data.length
         decoding = BareDecoding(model.config, model.family, length, model.name)
-        cells.append(Cell.compiled(f"{model.name} {model.width}", decoding.stepper(_ROWS, length, _TOKENS)))
+        cells.append(Cell.compile(f"{model.name} {model.width}", decoding.make_decode_turn(_ROWS, length, _TOKENS)))
         lines.append({"model": model.name, "width": model.width, "batch": _ROWS, "context": length})
     take_turns(cells, rounds, lambda text: print(text, flush=True))
     for line, cell in zip(lines, cells, strict=True):

@@ -1,4 +1,4 @@
-"""The study of recall: which runs it makes, that it goes on where it stopped, and what its table and picture say."""
+"""The recall study: its runs, resuming, its table and its picture."""
 
 import pathlib
 
@@ -8,11 +8,11 @@ from small import ROOT
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
-from flash_lm.sweeps.grid import apply_changes
-from studies.protocol.jobs import Place, made_lines, make_jobs
+from flash_lm.sweeps.grid import changed
+from studies.protocol.jobs import JobFolder, make_jobs, read_job_lines
 from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
-from studies.recall.report import loss_of, plot_recall, recall_table, summary
-from studies.recall.run import jobs_of, models_of, time_decoding
+from studies.recall.report import plot_recall, recall_table, selection_loss, summarize
+from studies.recall.run import list_jobs, list_models, time_decoding
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -29,25 +29,25 @@ def small():
 
 def run_line(model, rate, seed, accuracy, validation, **more):
     line = {"model": model, "width": 8, "rate": rate, "seed": seed, "accuracy": accuracy, "step": 10 * seed}
-    own = {"validation_accuracy": validation, "by_part": {"2 pairs": accuracy}, "state_bytes": 64, "parameters": 9}
-    return line | own | more
+    scores = {"validation_accuracy": validation, "by_part": {"2 pairs": accuracy}, "state_bytes": 64, "parameters": 9}
+    return line | scores | more
 
 
 @pytest.mark.parametrize(("study", "name"), [(mqar_longer, "longer"), (mqar_as_measured, "mqar")])
 def test_recorded_runs_are_of_the_config_that_their_command_names(study, name):
-    """So the command goes on with the lines, in place of refusing them or making others."""
+    """So the command continues with the lines, and neither refuses them nor makes others."""
     out = ROOT / "studies" / "recall" / "results" / name
-    models, further = models_of(study.get_config(), study.MODELS, study.WIDTHS), getattr(study, "MORE_RATES", 0)
-    jobs = jobs_of(models, study.RATES, study.MORE_SEEDS, further, out)
-    place = Place(out, pathlib.Path(), bool)
-    made = [line for job in jobs for line in place.lines(job)]  # or it raises
-    assert len(made) == len(made_lines(out)) > 20 and all(line in made for line in made_lines(out))
+    models, further = list_models(study.get_config(), study.MODELS, study.WIDTHS), getattr(study, "MORE_RATES", 0)
+    jobs = list_jobs(models, study.RATES, study.MORE_SEEDS, further, out)
+    job_folder = JobFolder(out, pathlib.Path(), bool)
+    made = [line for job in jobs for line in job_folder.lines(job)]  # or it raises
+    assert len(made) == len(read_job_lines(out)) > 20 and all(line in made for line in read_job_lines(out))
     if name == "mqar":
         assert len(made) == len(jobs)  # nothing is missing
 
 
 def test_the_config_of_the_page_is_of_todays_defaults():
-    """The page trains it first: what a model is, but for its size and its convolution, is left to its family."""
+    """The page trains it first: everything except size and convolution is left to the family."""
     config, base = mqar.get_config().model, get_config().model
     sizes = {"family", "num_layers", "model_dim", "num_heads", "max_length", "gau", "chunks", "window", "linear"}
     apply_changes = {key for key in config if config[key] != base[key]}
@@ -56,17 +56,19 @@ def test_the_config_of_the_page_is_of_todays_defaults():
 
 @pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(tmp_path):
-    models = models_of(small(), ("linear_transformer+short_convolution=2",), (8,))
+    models = list_models(small(), ("linear_transformer+short_convolution=2",), (8,))
     out, runs = tmp_path / "out", tmp_path / "runs"
-    study = lambda models, stop: make_jobs(lambda: jobs_of(models, (1e-3, 1e-2), (1,), 0, out), Place(out, runs, stop))
+    study = lambda models, stop: make_jobs(
+        lambda: list_jobs(models, (1e-3, 1e-2), (1,), 0, out), JobFolder(out, runs, stop)
+    )
     with pytest.raises(KeyboardInterrupt):
-        study(models, lambda: bool(made_lines(out)))  # in the second run
-    before = made_lines(out)
+        study(models, lambda: bool(read_job_lines(out)))  # in the second run
+    before = read_job_lines(out)
     assert [(line["rate"], line["seed"]) for line in before] == [(1e-3, 0)]
     assert study(models, bool) == []
-    lines = made_lines(out)
+    lines = read_job_lines(out)
     assert all(line in lines for line in before)
-    rate = min((line for line in lines if line["seed"] == 0), key=loss_of)["rate"]
+    rate = min((line for line in lines if line["seed"] == 0), key=selection_loss)["rate"]
     assert {(line["rate"], line["seed"]) for line in lines} == {(1e-3, 0), (1e-2, 0), (rate, 1)}
     assert not [path for path in runs.iterdir() if path.is_dir()]  # a line has all that is reported
     for line in lines:
@@ -76,14 +78,14 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     config = apply_changes(small(), {"model.model_dim": 8, "model.short_convolution": 2, "model.vocab_size": 32})
     expected = facts("linear_transformer", config.model, (16,), ()).state_bytes[16]
     assert {line["state_bytes"] for line in lines} == {expected}
-    other = models_of(apply_changes(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
+    other = list_models(changed(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
     with pytest.raises(InputError, match="linear_transformer.* is of another config"):
         study(other, bool)
 
 
 @pytest.mark.slow
 def test_times_are_of_each_model():
-    lines = time_decoding(models_of(small(), ("aft_simple",), (8, 16)), rounds=1)
+    lines = time_decoding(list_models(small(), ("aft_simple",), (8, 16)), rounds=1)
     assert [(line["model"], line["width"], line["context"]) for line in lines] == [
         ("aft_simple", 8, 16),
         ("aft_simple", 16, 16),
@@ -100,7 +102,7 @@ def test_the_summary_is_of_the_best_rate(tmp_path):
         {"model": "b", "width": 8, "rate": 1e-3, "seed": 0, "failed": "not finite"},
         run_line("c", 1e-3, 0, 0.8, 0.8),
     ]
-    lines = summary(runs, [{"model": "a", "width": 8, "ms_a_token": 1.5}])
+    lines = summarize(runs, [{"model": "a", "width": 8, "ms_a_token": 1.5}])
     assert [line["model"] for line in lines] == ["a", "b", "c"]
     assert [line["failed"] for line in lines] == [0, 1, 0] and "accuracy" not in lines[1]
     first = lines[0]
@@ -121,8 +123,8 @@ def test_the_summary_is_of_the_best_rate(tmp_path):
 @pytest.mark.slow
 def test_the_presets_models_can_be_built():
     measured = mqar_as_measured
-    names = {model.name for model in models_of(measured.get_config(), measured.MODELS, measured.WIDTHS)}
+    names = {model.name for model in list_models(measured.get_config(), measured.MODELS, measured.WIDTHS)}
     assert len(names) == 18 and sum("short_convolution" in name for name in names) == 11
-    for model in models_of(measured.get_config(), measured.MODELS, (32,)):
-        found = facts(model.family, model.config.model, (128,), ())
-        assert found.state_bytes[128] > 0
+    for model in list_models(measured.get_config(), measured.MODELS, (32,)):
+        sizes = facts(model.family, model.config.model, (128,), ())
+        assert sizes.state_bytes[128] > 0

@@ -1,1 +1,1 @@
-"""Scaling laws."""
+"""The scaling study: plans of runs, and fits of a scaling law."""

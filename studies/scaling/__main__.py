@@ -1,4 +1,4 @@
-"""Scaling: plans runs for budgets of compute, and fits a law to what they reached.
+"""Scaling: plans runs for budgets of compute, and fits a scaling law to their losses.
 
     python -m studies.scaling plan --config=quickstart --families="flash transformer_plus_plus" \
         --budgets="1e13 3e13 1e14" --out=scaling_runs.py --config.model.vocab_size=8192
@@ -6,9 +6,9 @@
         --config.model.vocab_size=8192
     python -m studies.scaling fit runs/scaling/*/ --out=runs/scaling
 
-A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens a parameter, by each family's own FLOPs. A fit is
-L = E + A / N^α + B / D^β for each family, with 95 % intervals over resampled runs; the exponent is that of the best
-number of parameters for a budget. Learning rates are the config's own: find them first (sweep --tune).
+A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens per parameter, by each family's FLOPs. A fit is
+L = E + A / N^α + B / D^β for each family, with 95 % intervals over resampled runs. The exponent is that of the best
+number of parameters for a budget. Learning rates are those of the config: tune them first (sweep --tune).
 """
 
 import argparse
@@ -42,12 +42,12 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     planning = commands.add_parser("plan", help="write a file of runs for flash_lm.sweep")
-    planning.add_argument("--config", required=True, help="what all runs start from")
+    planning.add_argument("--config", required=True, help="base config of all runs")
     planning.add_argument("--families", required=True, help="families, separated by spaces or commas")
     planning.add_argument("--budgets", required=True, help="FLOPs of a run, such as 1e13, separated likewise")
     planning.add_argument("--out", required=True, type=pathlib.Path, help="the file to write")
     fitting = commands.add_parser("fit", help="fit a law to the results of each family")
-    fitting.add_argument("runs", nargs="+", help="folders of runs; of each the newest result counts")
+    fitting.add_argument("runs", nargs="+", help="folders of runs; the newest result of each counts")
     fitting.add_argument("--split", default="test", choices=("validation", "test"), help="the split that was scored")
     fitting.add_argument("--out", required=True, type=pathlib.Path, help="folder for law.md and law.jsonl")
     arguments, overrides = parser.parse_known_args(argv)
@@ -81,25 +81,25 @@ def _fit(runs: list[str], split: str, out: pathlib.Path) -> None:
     if not results:
         raise InputError(f"none of the runs has a result on the {split} split: score them with --split={split} first")
     for family in dict.fromkeys(line["family"] for line in results):
-        own = [line for line in results if line["family"] == family]
-        sizes, losses = (np.array([line[key] for line in own], float) for key in ("parameters", "loss"))
-        tokens = np.array([line["step"] * line["batch_tokens"] for line in own], float)
+        family_results = [line for line in results if line["family"] == family]
+        sizes, losses = (np.array([line[key] for line in family_results], float) for key in ("parameters", "loss"))
+        tokens = np.array([line["step"] * line["batch_tokens"] for line in family_results], float)
         try:
-            found = fit(sizes, tokens, losses)
+            fitted = fit(sizes, tokens, losses)
         except ValueError as error:
-            raise InputError(f"{family}, {len(own)} runs: the fit {error}") from None
-        values = {name: getattr(found.law, name) for name in _CONSTANTS}
-        lows, highs = ({f"{name}_{end}": pair[i] for name, pair in found.intervals.items()} for i, end in _ENDS)
-        lines.append({"family": family, "runs": len(own), **values, **lows, **highs})
+            raise InputError(f"{family}, {len(family_results)} runs: the fit {error}") from None
+        values = {name: getattr(fitted.law, name) for name in _CONSTANTS}
+        lows, highs = ({f"{name}_{end}": pair[i] for name, pair in fitted.intervals.items()} for i, end in _ENDS)
+        lines.append({"family": family, "runs": len(family_results), **values, **lows, **highs})
     out.mkdir(parents=True, exist_ok=True)
     write_jsonl(out / "law.jsonl", lines)
-    shown = [line | {name: _with_interval(line, name) for name in _CONSTANTS} for line in lines]
+    shown = [line | {name: _format_interval(line, name) for name in _CONSTANTS} for line in lines]
     text = markdown_table(shown, {name: (name, "{}") for name in ("family", "runs", *_CONSTANTS)})
     (out / "law.md").write_text(text + "\n", encoding="utf-8")
     print(text)
 
 
-def _with_interval(line: Line, name: str) -> str:
+def _format_interval(line: Line, name: str) -> str:
     return f"{line[name]:.3g} ({line[f'{name}_low']:.3g} to {line[f'{name}_high']:.3g})"
 
 

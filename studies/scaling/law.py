@@ -23,7 +23,12 @@ _INTERVAL = (2.5, 97.5)
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """The constants of the law, in the units of N, D and L."""
+    """The constants of the law, in the units of N, D and L.
+
+    >>> law = Law(E=2.0, A=10.0, B=10.0, alpha=0.5, beta=0.5)
+    >>> float(law(100.0, 400.0)), law.exponent
+    (3.5, 0.5)
+    """
 
     E: float
     A: float
@@ -32,12 +37,12 @@ class Law:
     beta: float
 
     def __call__(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The loss."""
+        """Returns the loss, E + A / N^α + B / D^β."""
         return self.E + self.A / np.asarray(parameters) ** self.alpha + self.B / np.asarray(tokens) ** self.beta
 
     @property
     def exponent(self) -> float:
-        """Of the best number of parameters for a budget C, N ∝ C^a with a = β / (α + β), if C ∝ N D."""
+        """The exponent a of the best number of parameters for a budget C: N ∝ C^a, a = β / (α + β), if C ∝ N D."""
         return self.beta / (self.alpha + self.beta)
 
 
@@ -56,8 +61,8 @@ def fit(parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: in
         parameters: N of each run.
         tokens: D of each run.
         losses: L of each run, positive.
-        seed: of the resampling.
-        samples: times that runs are resampled, with replacement, for the intervals.
+        seed: seed of the resampling.
+        samples: number of resamplings of the runs, with replacement, for the intervals.
 
     Raises:
         ValueError: fewer than six runs, or all of one size or of one number of tokens.
@@ -65,21 +70,21 @@ def fit(parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: in
     runs = np.log(np.stack([parameters, tokens, losses]).astype(np.float64))
     if runs.shape[1] < _FEWEST or any(len(set(row)) < 2 for row in runs[:2]):
         raise ValueError(f"needs {_FEWEST} runs or more, of several sizes and several numbers of tokens")
-    # Around their middle, where the constants depend least on each other: the search is then a hundred times shorter.
+    # Centred, where the constants depend least on each other: the search is then a hundred times shorter.
     middle = runs.mean(axis=1, keepdims=True) * np.array([[1.0], [1.0], [0.0]])
-    around = runs - middle
+    centred = runs - middle
     typical = float(runs[2].mean())
 
     def start(share: float, alpha: float, beta: float) -> np.ndarray:
         rest = np.log((1 - share) / 2) + typical
         return np.array([rest, rest, np.log(share) + typical, alpha, beta])
 
-    best = min((_minimised(around, start(*chosen)) for chosen in _STARTS), key=lambda found: found.fun)
+    best = min((_minimize(centred, start(*chosen)) for chosen in _STARTS), key=lambda result: result.fun)
     draw = np.random.default_rng(seed)
     laws = []
     for _ in range(samples):
         chosen = draw.integers(runs.shape[1], size=runs.shape[1])
-        laws.append(_law(_minimised(around[:, chosen], best.x).x, middle))
+        laws.append(_law(_minimize(centred[:, chosen], best.x).x, middle))
     names = [*(field.name for field in dataclasses.fields(Law)), "exponent"]
     ends = {name: np.percentile([getattr(law, name) for law in laws], _INTERVAL) for name in names}
     return Fit(_law(best.x, middle), {name: (float(low), float(high)) for name, (low, high) in ends.items()})
@@ -91,8 +96,8 @@ def _law(x: np.ndarray, middle: np.ndarray) -> Law:
     return Law(math.exp(e), math.exp(a + alpha * log_n), math.exp(b + beta * log_d), alpha, beta)
 
 
-def _minimised(runs: np.ndarray, start: np.ndarray) -> scipy.optimize.OptimizeResult:
-    """The search from (log A, log B, log E, α, β); `runs` are log N, log D and log L of each run, N and D centred."""
+def _minimize(runs: np.ndarray, start: np.ndarray) -> scipy.optimize.OptimizeResult:
+    """Minimizes the Huber loss from (log A, log B, log E, α, β); `runs`: log N, log D and log L, N and D centred."""
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         a, b, e, alpha, beta = x

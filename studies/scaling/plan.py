@@ -1,4 +1,4 @@
-"""Plans the runs of a scaling study: sizes and tokens for budgets of FLOPs, by each family's own count."""
+"""Plans the runs of a scaling study: sizes and tokens for budgets of FLOPs, by each family's FLOPs."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ from flash_lm.models.facts import FORWARD_AND_BACKWARD, facts
 
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 _HEAD = 32  # width of a head, and of a layer's share of the width: a model of 128 has 4 heads and 4 layers
-_FROM, _TO = 4.0, 100.0  # tokens a parameter
+_FROM, _TO = 4.0, 100.0  # tokens per parameter
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
-    """A run: `changes` are its keys, by name, beside those of the config."""
+class PlannedRun:
+    """A planned run; `changes` are config keys, by name, that differ from the config."""
 
     name: str
     family: str
@@ -23,16 +23,16 @@ class Planned:
     changes: dict[str, Any]
 
 
-def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list[Planned]:
-    """Runs for every budget: all sizes whose tokens are between 4 and 100 a parameter.
+def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list[PlannedRun]:
+    """Plans runs for every budget: all sizes with 4 to 100 tokens per parameter.
 
     Args:
-        config: a ConfigDict that all runs start from, with a vocabulary; FLOPs of a token are those at its row length.
-        families: rows of the table of families.
+        config: base config of all runs, with a vocabulary; FLOPs per token are those at its sequence length.
+        families: names of families.
         budgets: model FLOPs of a run, without recomputation.
     """
     length = config.data.length or config.model.max_length
-    found = []
+    runs = []
     for family in families:
         for width in _WIDTHS:
             shape = {
@@ -50,15 +50,15 @@ def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list
                     continue
                 changes = shape | {"train.steps": None, "train.tokens": tokens}
                 name = f"{family}_{width}_{budget:g}".replace("+", "")
-                found.append(Planned(name, family, about.parameters, tokens, budget, changes))
-    return found
+                runs.append(PlannedRun(name, family, about.parameters, tokens, budget, changes))
+    return runs
 
 
-def sweep_file(config: str, overrides: Sequence[str], runs: Sequence[Planned]) -> str:
-    """A config file whose sweep makes the runs.
+def sweep_file(config: str, overrides: Sequence[str], runs: Sequence[PlannedRun]) -> str:
+    """Returns the text of a config file whose sweep makes the runs.
 
     Args:
-        config: name of the config that they start from, such as quickstart.
+        config: name of the base config, such as quickstart.
         overrides: words such as --config.model.vocab_size=8192 that change it.
         runs: from `plan`.
     """

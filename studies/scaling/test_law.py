@@ -18,20 +18,20 @@ def runs(noise: float, seed: int = 0):
 
 
 def test_exact_runs_give_the_exact_law():
-    found = fit(*runs(0.0), samples=1).law
+    law = fit(*runs(0.0), samples=1).law
     for name in ("E", "A", "B", "alpha", "beta"):
-        assert np.isclose(getattr(found, name), getattr(TRUE, name), rtol=0.02), name
-    assert np.isclose(found.exponent, 0.37 / 0.72, atol=1e-3)
+        assert np.isclose(getattr(law, name), getattr(TRUE, name), rtol=0.02), name
+    assert np.isclose(law.exponent, 0.37 / 0.72, atol=1e-3)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_noisy_runs_have_the_law_within_their_intervals(seed):
-    """A loss of ±0.3 %: the exponent is found to within 0.05, and the intervals hold the truth."""
-    found = fit(*runs(0.003, seed), samples=50)
-    assert abs(found.law.exponent - TRUE.exponent) < 0.05
-    inside = [low <= getattr(TRUE, name) <= high for name, (low, high) in found.intervals.items()]
-    assert sum(inside) >= 5, found
-    low, high = found.intervals["exponent"]
+    """A loss of ±0.3 %: the fitted exponent is within 0.05 of the true one, and the intervals contain the truth."""
+    fitted = fit(*runs(0.003, seed), samples=50)
+    assert abs(fitted.law.exponent - TRUE.exponent) < 0.05
+    inside = [low <= getattr(TRUE, name) <= high for name, (low, high) in fitted.intervals.items()]
+    assert sum(inside) >= 5, fitted
+    low, high = fitted.intervals["exponent"]
     assert 0 < high - low < 0.2
 
 

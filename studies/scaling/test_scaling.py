@@ -33,7 +33,7 @@ def test_a_plan_is_a_sweep_of_its_budgets(tmp_path, capsys):
     assert "FLOPs in" in capsys.readouterr().out
 
 
-def test_near_budgets_have_runs_of_their_own(tmp_path, capsys):
+def test_near_budgets_have_different_runs(tmp_path, capsys):
     file = tmp_path / "planned.py"
     scaling_program.main([*PLAN, "--budgets=1e13,1.4e13", f"--out={file}"])
     module = load_module(str(file))
@@ -54,11 +54,11 @@ def test_a_fit_gives_the_law_of_each_family(tmp_path):
                 folder.mkdir()
                 write_jsonl(folder / "results.jsonl", [*(line | other | {"loss": 9.0} for other in others), line])
     scaling_program.main(["fit", *map(str, tmp_path.iterdir()), f"--out={tmp_path}"])
-    found = {line["family"]: line for line in read_jsonl(tmp_path / "law.jsonl")}
+    lines = {line["family"]: line for line in read_jsonl(tmp_path / "law.jsonl")}
     for family, law in laws.items():
-        assert np.isclose(found[family]["alpha"], law.alpha, rtol=0.03)
-        assert np.isclose(found[family]["exponent"], law.exponent, atol=0.01)
-        assert np.allclose([found[family]["E_low"], found[family]["E_high"]], law.E, rtol=0.02), "no noise, no width"
+        assert np.isclose(lines[family]["alpha"], law.alpha, rtol=0.03)
+        assert np.isclose(lines[family]["exponent"], law.exponent, atol=0.01)
+        assert np.allclose([lines[family]["E_low"], lines[family]["E_high"]], law.E, rtol=0.02), "no noise, no width"
     assert "gla" in (tmp_path / "law.md").read_text()
 
 

@@ -1,1 +1,1 @@
-"""Prefixes, cross attention and encoders."""
+"""The study of prefixes, cross attention and encoders."""

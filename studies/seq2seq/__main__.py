@@ -1,10 +1,10 @@
-"""Prefixes, cross attention and encoders: trains the models of a config, and judges its rules.
+"""Prefixes, cross attention and encoders: trains the models of a config and judges its rules.
 
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --runs=runs/seq2seq_copy --out=runs/seq2seq/copy
 
-Each model is trained at each rate with the first seed; the rate with the lowest loss on the validation split gets the
-other seeds. Every run is scored on the test split, and its line is written at once; run again, it goes on where it
-stopped, and several processes share the runs. OUT gets table.md, verdicts.jsonl and seq2seq.png. Words such as
+Each model is trained at each rate with the first seed. The rate with the lowest loss on the validation split gets the
+other seeds. Every run is scored on the test split, and its line is written at once. Run again, the command continues
+where it stopped. Several processes can share the runs. OUT gets table.md, verdicts.jsonl and seq2seq.png. Words such as
 --config.data.path=… change the config.
 """
 
@@ -17,16 +17,16 @@ from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import Place, finish, made_lines, make_jobs
-from studies.protocol.rates import rated_jobs
+from studies.protocol.jobs import JobFolder, finish, make_jobs, read_job_lines
+from studies.protocol.rates import rate_and_seed_jobs
 from studies.protocol.ratios import SEEDS
 from studies.protocol.verdict import verdict_table
-from studies.seq2seq.report import loss_of, plot_seq2seq, seq2seq_table, summary
-from studies.seq2seq.run import models_of, one_run
+from studies.seq2seq.report import plot_seq2seq, selection_loss, seq2seq_table, summarize
+from studies.seq2seq.run import list_models, run_model
 
 
 def main(argv: list[str]) -> None:
-    """Trains and scores what is missing, and writes table.md, verdicts.jsonl and seq2seq.png."""
+    """Makes the missing runs, and writes table.md, verdicts.jsonl and seq2seq.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
         "--config", required=True, help="a file of studies/seq2seq/configs/, with MODELS, RATES and RULES"
@@ -37,15 +37,19 @@ def main(argv: list[str]) -> None:
     module, out = load_module(arguments.config), arguments.out
     if not hasattr(module, "RULES"):
         raise InputError(f"{arguments.config} is no such study: give a file like studies/seq2seq/configs/copy.py")
-    models = models_of(load_config(arguments.config, words), module.MODELS)
+    # Make the missing runs; other processes may still be at work.
+    models = list_models(load_config(arguments.config, words), module.MODELS)
     out.mkdir(parents=True, exist_ok=True)
     with stop_on_signal() as should_stop:
-        jobs_now = lambda: rated_jobs(models, module.RATES, module.MORE_SEEDS, 0, made_lines(out), loss_of, one_run)
-        place = Place(out, arguments.runs, should_stop)
-        if not finish(make_jobs(jobs_now, place), place):
+        jobs_now = lambda: rate_and_seed_jobs(
+            models, module.RATES, module.MORE_SEEDS, 0, read_job_lines(out), selection_loss, run_model
+        )
+        job_folder = JobFolder(out, arguments.runs, should_stop)
+        if not finish(make_jobs(jobs_now, job_folder), job_folder):
             return
-    lines = made_lines(out)
-    of_models, verdicts = summary(lines), [x.verdict_line(lines) for x in module.RULES]
+    # Write summary, verdicts, table and picture.
+    lines = read_job_lines(out)
+    of_models, verdicts = summarize(lines), [x.verdict_line(lines) for x in module.RULES]
     write_jsonl(out / "summary.jsonl", of_models)
     write_jsonl(out / "verdicts.jsonl", verdicts)
     rule = f"Gains of the first over the second, seed by seed; a verdict needs {SEEDS} seeds that agree."

@@ -1,8 +1,8 @@
-"""Makes a copy of couplets with those whose characters are all frequent, for models that see few of them.
+"""Filters couplets: keeps those whose characters are all frequent, for models trained on few couplets.
 
     python -m studies.seq2seq.data $DATA/couplets --out=runs/seq2seq/data
 
-The characters are counted in the training split, and every split keeps the couplets that have no other.
+The characters are counted in the training split. Every split keeps only couplets without other characters.
 """
 
 import argparse
@@ -22,22 +22,22 @@ _COLUMNS = ("first", "second")
 
 
 def frequent_characters(couplets: pa.Table, most: int) -> set[str]:
-    """The `most` most frequent characters; among equals, those that come first in the table."""
-    counts = collections.Counter(itertools.chain.from_iterable(_both(couplets)))
+    """Returns the `most` most frequent characters; among equals, those that come first in the table."""
+    counts = collections.Counter(itertools.chain.from_iterable(_joined_texts(couplets)))
     return {character for character, _ in counts.most_common(most)}
 
 
-def with_only(couplets: pa.Table, characters: set[str]) -> pa.Table:
-    """The couplets that have no other characters."""
-    return couplets.filter(pa.array([characters.issuperset(both) for both in _both(couplets)], pa.bool_()))
+def filter_couplets(couplets: pa.Table, characters: set[str]) -> pa.Table:
+    """Returns the couplets that have no other characters."""
+    return couplets.filter(pa.array([characters.issuperset(text) for text in _joined_texts(couplets)], pa.bool_()))
 
 
-def _both(couplets: pa.Table) -> list[str]:
+def _joined_texts(couplets: pa.Table) -> list[str]:
     return [first + second for first, second in zip(*(couplets[x].to_pylist() for x in _COLUMNS), strict=True)]
 
 
 def main(argv: Sequence[str]) -> None:
-    """Writes the splits that are there, and says how many couplets each keeps."""
+    """Writes the filtered splits, and prints how many couplets each keeps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=pathlib.Path, help="folder with train.parquet, and others, of first and second")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder to write")
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     characters = frequent_characters(splits["train.parquet"], arguments.characters)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, couplets in splits.items():
-        kept = with_only(couplets, characters)
+        kept = filter_couplets(couplets, characters)
         pq.write_table(kept, arguments.out / name)
         print(f"{name}: {len(kept)} of {len(couplets)} couplets")
 

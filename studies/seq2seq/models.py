@@ -1,4 +1,4 @@
-"""What the studies of prefixes and encoders share: models of equal size, rates, seeds and rules."""
+"""Models of equal size, rates, seeds and rules of the studies of prefixes and encoders."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +16,11 @@ _APART = {"task": "seq2seq", "model.num_layers": 2, "model.cross.kind": "softmax
 
 
 def small_model(dim: int, length: int, rows: int) -> ConfigDict:
-    """Four layers of `dim` channels, on batches of so many rows of `length` tokens."""
+    """Returns a config of four layers of `dim` channels, on batches of `rows` sequences of `length` tokens."""
     config: Any = base.get_config()
     config.model.update(model_dim=dim, num_layers=4, num_heads=8, max_length=length, init="lecun", scan_layers=False)
     config.model.update(gau={"shared_dim": 32}, cross={"shared_dim": 32}, linear={"chunk_size": 32})
-    # As the runs that are there.
+    # As in the recorded runs.
     config.model.update(residual_init="as_init", scale_init="as_init", divides="weights")
     config.data.update(pack="examples", tokens_per_batch=rows * length)
     config.train.update(schedule="cosine", weight_decay=0.1, clip=0.5, checkpoint_every=0)
@@ -28,10 +28,10 @@ def small_model(dim: int, length: int, rows: int) -> ConfigDict:
 
 
 def models(dim: int) -> dict[str, dict]:
-    """Keys of each model, by its name.
+    """Returns the config keys of each model, by name.
 
-    Four layers without an encoder, or two of the encoder and two that read it, in 56 D² parameters of a Transformer and
-    60 D² of gated attention units: the widths of an MLP, or E, are chosen so.
+    A model has four layers without an encoder, or two encoder layers and two decoder layers. The widths of the MLP, or
+    E, are chosen so that a Transformer has 56 D² parameters and a model of gated attention units 60 D².
     """
     wide = _ALONE | {"model.mlp_dim": 5 * dim}
     alone = {
@@ -40,7 +40,7 @@ def models(dim: int) -> dict[str, dict]:
         "flash_quad": _ALONE | {"model.family": "flash_quad", "model.gau.expanded_dim": 5 * dim // 2},
     }
     both = lambda family: _APART | {"model.family": family, "model.encoder.family": family}
-    gau, narrow = both("flash_quad"), 2 * (13 * dim // 12)  # softmax has 4 D² in place of 6 D²
+    gau, narrow = both("flash_quad"), 2 * (13 * dim // 12)  # softmax has 4 D² instead of 6 D²
     cross = {"model.cross.kind": "gau", "model.cross.expanded_dim": 2 * dim - 24}  # for a second map to S
     return {
         **alone,
@@ -53,11 +53,11 @@ def models(dim: int) -> dict[str, dict]:
 
 
 def rules(measure: str, margin: float) -> Sequence[Comparison]:
-    """The rules of the two hypotheses, set before the first run.
+    """Returns the rules of the two hypotheses, set before the first run.
 
     Args:
-        measure: "perplexity", where a model may be `margin` worse, as a share; or "accuracy", in points.
-        margin: see above.
+        measure: "perplexity" or "accuracy".
+        margin: a share of the perplexity, or a difference of accuracy.
     """
     return (
         *(Comparison(1, measure, "gau_encoder_1", "no worse", f"gau_encoder_{n}", margin) for n in HEADS[1:]),

@@ -1,4 +1,4 @@
-"""What the runs of a study of prefixes and encoders say together: a table, a picture, and verdicts seed by seed."""
+"""Report of the study of prefixes and encoders: a table, a picture, and verdicts seed by seed."""
 
 import dataclasses
 import pathlib
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from flash_lm.report.figure import new_figure, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol.rates import at_best_rate
-from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, by_seeds
+from studies.protocol.rates import lines_at_best_rate
+from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, judge_seeds
 
 _MODELS: Columns = {
     "model": ("model", "{}"),
@@ -25,41 +25,46 @@ _MODELS: Columns = {
 }
 
 
-def loss_of(line: Line) -> float:
-    """Of a run on the validation split; a failed one is worse than all others."""
+def selection_loss(line: Line) -> float:
+    """Returns the validation loss of a run; a failed run is the worst."""
     return line.get("validation_loss", float("inf"))
 
 
-def summary(runs: Sequence[Line]) -> list[Line]:
-    """One line a model, at its best rate: medians over the seeds, and the lowest and the highest perplexity."""
-    found = []
+def summarize(runs: Sequence[Line]) -> list[Line]:
+    """Returns a line per model, at its best rate: medians over the seeds, and the lowest and highest perplexity."""
+    summaries = []
     for model in dict.fromkeys(line["model"] for line in runs):
-        here = at_best_rate(runs, {"model": model}, loss_of)
-        good = [line for line in here if "failed" not in line]
-        line = {"model": model, "rate": here[0]["rate"], "seeds": len(good), "failed": len(here) - len(good)}
+        chosen_lines = lines_at_best_rate(runs, {"model": model}, selection_loss)
+        good = [line for line in chosen_lines if "failed" not in line]
+        line = {
+            "model": model,
+            "rate": chosen_lines[0]["rate"],
+            "seeds": len(good),
+            "failed": len(chosen_lines) - len(good),
+        }
         if good:
             medians = {key: statistics.median(x[key] for x in good) for key in ("perplexity", "accuracy", "step")}
-            ends = {name: of(x["perplexity"] for x in good) for name, of in (("lowest", min), ("highest", max))}
-            line |= medians | ends | {key: good[0][key] for key in ("parameters", "task")}
-        found.append(line)
-    return found
+            extremes = {name: of(x["perplexity"] for x in good) for name, of in (("lowest", min), ("highest", max))}
+            line |= medians | extremes | {key: good[0][key] for key in ("parameters", "task")}
+        summaries.append(line)
+    return summaries
 
 
 def seq2seq_table(lines: Sequence[Line]) -> str:
-    """Markdown, in the order of the study."""
+    """Returns a Markdown table, in the order of the study."""
     return markdown_table(list(lines), _MODELS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """That one model is better than another by a margin, or no worse within it, with every seed.
+    """A hypothesis: one model is better than another by a margin, or no worse within it, with every seed.
 
     Attributes:
-        number: of the hypothesis in the design of the study.
+        number: number of the hypothesis in the design of the study.
         measure: "perplexity", compared as a share, or "accuracy", in points.
-        first: the model.
+        first: name of the first model.
         relation: "better" or "no worse".
-        second: the other model.
+        second: name of the second model.
         margin: a share of perplexity, or a difference of accuracy.
     """
 
@@ -72,7 +77,7 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        """In words, with its threshold."""
+        """The hypothesis in words, with its threshold."""
         percent = 100 * self.margin
         points = f" point{'s' * (percent != 1)} of accuracy"
         size = f"{percent:g}{'%' if self.measure == 'perplexity' else points}"
@@ -81,25 +86,25 @@ class Comparison:
 
     @property
     def rule(self) -> Rule:
-        """On the gain of the first: its accuracy minus the other's, or one minus the ratio of perplexities."""
+        """The rule on the gain of the first model: difference of accuracies, or one minus the ratio of perplexities."""
         return Rule(self.relation, self.margin, DIFFERENCE)
 
     def judge(self, runs: Sequence[Line]) -> Verdict:
-        """By the seeds that both models have at their best rates; its numbers are `gains` by seed."""
-        ours, theirs = (_by_seed(runs, name) for name in (self.first, self.second))
-        found = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
-        gains = {seed: gain for seed, gain in found.items() if not isinstance(gain, str)}
-        reasons = [gain for gain in found.values() if isinstance(gain, str)]
+        """Judges the seeds that both models have at their best rates; the verdict's numbers are `gains` by seed."""
+        ours, theirs = (_runs_by_seed(runs, name) for name in (self.first, self.second))
+        gain_by_seed = {seed: self._gain(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
+        gains = {seed: gain for seed, gain in gain_by_seed.items() if not isinstance(gain, str)}
+        reasons = [gain for gain in gain_by_seed.values() if isinstance(gain, str)]
         figure = [", ".join(f"{100 * gain:+.1f} %" for gain in gains.values())] if gains else []
-        word = by_seeds([self.rule.holds(gain) for gain in gains.values()], bool(reasons))
+        word = judge_seeds([self.rule.holds(gain) for gain in gains.values()], bool(reasons))
         return Verdict(word, "; ".join([*figure, *dict.fromkeys(reasons)]), numbers={"gains": gains})
 
     def verdict_line(self, runs: Sequence[Line]) -> Line:
-        """The line of the verdict, see `judge`."""
+        """Returns the line of the verdict, see `judge`."""
         return self.judge(runs).line(number=self.number, hypothesis=self.text)
 
     def _gain(self, ours: Line, theirs: Line) -> float | str:
-        """Of one seed, or why there is none: accuracies may leave no room, the other's, or both if it may be better."""
+        """Returns the gain of one seed, or why it has none: a run failed, or accuracies near 100 % leave no room."""
         if "failed" in ours or "failed" in theirs:
             return "a run failed"
         if self.measure == "perplexity":
@@ -114,22 +119,25 @@ class Comparison:
         return self.relation == "better"
 
 
-def _by_seed(runs: Sequence[Line], model: str) -> dict[int, Line]:
-    return {line["seed"]: line for line in at_best_rate(runs, {"model": model}, loss_of)}
+def _runs_by_seed(runs: Sequence[Line], model: str) -> dict[int, Line]:
+    return {line["seed"]: line for line in lines_at_best_rate(runs, {"model": model}, selection_loss)}
 
 
 def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:
-    """A row a model: the perplexity of its seeds and, where runs end early, their steps."""
+    """Plots a row per model: the perplexity of its seeds and, where runs end early, their steps."""
     lines = [line for line in lines if "perplexity" in line]
     panels = ["perplexity"] + ["step"] * (len({line["step"] for line in lines}) > 1)
-    labels = {"perplexity": "perplexity a token (median, lowest, highest seed)", "step": "steps (median of the seeds)"}
-    with new_figure(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
+    labels = {
+        "perplexity": "perplexity per token (median, lowest, highest seed)",
+        "step": "steps (median of the seeds)",
+    }
+    with drawing(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
         for axes, key in zip(grid.flat, panels, strict=True):
             for i, task in enumerate(dict.fromkeys(line["task"] for line in lines)):
-                own = [line for line in lines if line["task"] == task]
-                x, y = [line[key] for line in own], [lines.index(line) for line in own]
+                task_lines = [line for line in lines if line["task"] == task]
+                x, y = [line[key] for line in task_lines], [lines.index(line) for line in task_lines]
                 ends = ("lowest", "highest") if key == "perplexity" else (key, key)
-                spread = [[abs(line[end] - line[key]) for line in own] for end in ends]
+                spread = [[abs(line[end] - line[key]) for line in task_lines] for end in ends]
                 axes.errorbar(x, y, xerr=spread, label=task, capsize=3, **style(i) | {"linestyle": "none"})
             axes.set(xlabel=labels[key])
         grid.flat[0].set_yticks(range(len(lines)), [line["model"] for line in lines])

@@ -1,4 +1,4 @@
-"""A study of what is given: models that read it from the left, as a prefix, or with an encoder."""
+"""Runs of the seq2seq study: models that read the source from the left, as a prefix, or with an encoder."""
 
 import pathlib
 from collections.abc import Mapping
@@ -20,39 +20,39 @@ class Model(NamedTuple):
     name: str
     config: Any
 
-    def at(self, rate: float, seed: int) -> dict[str, Any]:
-        """What identifies a run in the file of runs."""
+    def about(self, rate: float, seed: int) -> dict[str, Any]:
+        """Returns the keys that identify the line of a run."""
         return {"model": self.name, "rate": rate, "seed": seed}
 
-    def of_run(self, rate: float, seed: int) -> Any:
-        """The config of a run."""
-        return apply_changes(self.config, {"train.learning_rate": rate, "seed": seed})
+    def run_config(self, rate: float, seed: int) -> Any:
+        """Returns the config of a run."""
+        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
-def models_of(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]:
-    """The models of a study.
+def list_models(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]:
+    """Lists the models of a study.
 
     Args:
-        config: what all start from.
-        keys: keys of each model, by its name.
+        config: base config of all models.
+        keys: config keys of each model, by name.
     """
-    return [Model(name, apply_changes(config, own)) for name, own in keys.items()]
+    return [Model(name, changed(config, changes)) for name, changes in keys.items()]
 
 
-def one_run(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    """Trains and scores one run; returns its one line, with all that is reported.
+def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
+    """Trains and scores a model with a rate and a seed; returns its line.
 
     Raises:
         NonfiniteError: the loss became non-finite.
-        Stopped: it was asked to stop; the run can go on.
+        Stopped: `should_stop` returned true; the run can be resumed.
     """
-    train_to_end(model.of_run(rate, seed), folder, should_stop)
+    train_whole(model.run_config(rate, seed), folder, should_stop)
     (scores,) = evaluate(folder, "test", [])
     curve = validation_curve(folder)
     line = {
-        **model.at(rate, seed),
+        **model.about(rate, seed),
         "task": model.config.task,
-        "validation_loss": curve[-1]["loss"],  # of the parameters that are tested
+        "validation_loss": curve[-1]["loss"],  # of the parameters that are scored on the test split
         **{key: scores[key] for key in ("perplexity", "accuracy", "tokens", "step", "parameters", "train_seconds")},
         "config_hash": scores["config_hash"],
         **provenance(jax.devices()[0].device_kind),

@@ -14,14 +14,14 @@ from flash_lm import build_model
 from flash_lm.cli.load import load_module
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import apply_changes
-from studies.protocol.jobs import Place, made_lines
-from studies.protocol.rates import rated_jobs
+from flash_lm.sweeps.grid import changed
+from studies.protocol.jobs import JobFolder, read_job_lines
+from studies.protocol.rates import rate_and_seed_jobs
 from studies.seq2seq import __main__ as seq2seq_program
 from studies.seq2seq import data
 from studies.seq2seq.configs import copy, couplets
-from studies.seq2seq.report import Comparison, loss_of, summary
-from studies.seq2seq.run import models_of, one_run
+from studies.seq2seq.report import Comparison, selection_loss, summarize
+from studies.seq2seq.run import list_models, run_model
 
 STUDIES = ("studies/seq2seq/configs/couplets.py", "studies/seq2seq/configs/copy.py")
 
@@ -63,9 +63,9 @@ def comparison(measure: str, first: str, second: str, margin: float) -> Comparis
 )
 def test_verdicts_by_perplexity(margin, ours, verdict):
     rule = comparison("perplexity", "a", "b", margin)
-    found = rule.verdict_line(three("a", *ours) + three("b", 100, 100, 100))
-    assert found["verdict"] == verdict
-    assert found["gains"] == pytest.approx({seed: 1 - x / 100 for seed, x in enumerate(ours)})
+    verdict_line = rule.verdict_line(three("a", *ours) + three("b", 100, 100, 100))
+    assert verdict_line["verdict"] == verdict
+    assert verdict_line["gains"] == pytest.approx({seed: 1 - x / 100 for seed, x in enumerate(ours)})
 
 
 def test_verdicts_by_accuracy():
@@ -78,9 +78,9 @@ def test_verdicts_by_accuracy():
     assert better("a", "c", 0.01) == "undecided", "no room above 99.5 %"
     assert better("a", "c", -0.01) == "does not hold"
     assert better("c", "c", -0.01) == "undecided", "two models near 100 %"
-    found = comparison("accuracy", "c", "c", -0.01).verdict_line(runs)
-    assert found["hypothesis"] == "c is at most 1 point of accuracy worse than c"
-    assert (found["figure"], found["gains"]) == ("accuracies leave no room", {})
+    verdict_line = comparison("accuracy", "c", "c", -0.01).verdict_line(runs)
+    assert verdict_line["hypothesis"] == "c is at most 1 point of accuracy worse than c"
+    assert (verdict_line["figure"], verdict_line["gains"]) == ("accuracies leave no room", {})
 
 
 def test_only_the_best_rate_counts_and_a_failed_seed_decides_nothing():
@@ -91,16 +91,16 @@ def test_only_the_best_rate_counts_and_a_failed_seed_decides_nothing():
     failed = {"model": "a", "seed": 2, "rate": 0.1, "failed": "the loss is nan"}
     assert rule.verdict_line([*runs[:3], failed, *runs[4:]])["verdict"] == "undecided"
     assert rule.verdict_line([])["verdict"] == "not run"
-    (first, second) = summary([*runs[:3], failed, *runs[4:]])
+    (first, second) = summarize([*runs[:3], failed, *runs[4:]])
     assert (first["seeds"], first["failed"], first["rate"]) == (2, 1, 0.1)
     assert second["perplexity"] == 100
 
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_models_are_of_about_equal_size(study):
-    """As the page says: without embeddings 1 % among Transformers, and among gated units."""
+    """The page says: without embeddings within 1 % among Transformers, and among gated units."""
     module, sizes = load_module(study), {}
-    for model in models_of(module.get_config(), module.MODELS):
+    for model in list_models(module.get_config(), module.MODELS):
         model.config.model.update(vocab_size=2, causal=True)
         built = nnx.eval_shape(lambda config=model.config.model: build_model(config, rngs=nnx.Rngs(0)))
         outside = 2 * model.config.model.model_dim
@@ -118,12 +118,12 @@ def test_models_are_of_about_equal_size(study):
     [(copy, "copy", {}), (copy, "reverse", {"data.copy.reverse": True}), (couplets, "couplets", {})],
 )
 def test_recorded_runs_are_of_the_config_that_their_command_names(study, name, changes):
-    """So the command goes on with the lines, in place of refusing them or making others."""
+    """So the command continues with the lines, and neither refuses them nor makes others."""
     out = ROOT / "studies" / "seq2seq" / "results" / name
-    lines, models = made_lines(out), models_of(apply_changes(study.get_config(), changes), study.MODELS)
-    jobs = rated_jobs(models, study.RATES, study.MORE_SEEDS, 0, lines, loss_of, one_run)
-    place = Place(out, pathlib.Path(), bool)
-    assert len([line for job in jobs for line in place.lines(job)]) == len(lines) == len(jobs) > 20
+    lines, models = read_job_lines(out), list_models(changed(study.get_config(), changes), study.MODELS)
+    jobs = rate_and_seed_jobs(models, study.RATES, study.MORE_SEEDS, 0, lines, selection_loss, run_model)
+    job_folder = JobFolder(out, pathlib.Path(), bool)
+    assert len([line for job in jobs for line in job_folder.lines(job)]) == len(lines) == len(jobs) > 20
 
 
 @pytest.mark.slow
@@ -132,8 +132,10 @@ def test_the_study_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     script, out = seq2seq_program, tmp_path / "out"
     words = ["--config=studies/seq2seq/configs/copy.py", f"--runs={tmp_path / 'runs'}", f"--out={out}"]
     words += ["--config.train.steps=3", "--config.data.copy.reverse=True"]
-    chosen = lambda config, keys: [x for x in models_of(config, keys) if x.name in ("flash_quad", "flash_quad_prefix")]
-    monkeypatch.setattr(script, "models_of", chosen)
+    chosen = lambda config, keys: [
+        x for x in list_models(config, keys) if x.name in ("flash_quad", "flash_quad_prefix")
+    ]
+    monkeypatch.setattr(script, "list_models", chosen)
     script.main(words)
     lines = sorted(read_jsonl(out / "runs.jsonl"), key=lambda line: (line["model"], line["seed"]))
     assert [(x["model"], x["seed"]) for x in lines] == [

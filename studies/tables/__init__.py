@@ -1,1 +1,1 @@
-"""The papers' tables."""
+"""Reproductions of the papers' tables."""

@@ -3,11 +3,11 @@
     python -m studies.tables --table=wiki40b --out=runs/wiki40b
     python -m studies.tables --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8 [--config.seed=1 …]
 
-At the papers' scale each table has its data set; at small scale any corpus will do. Run again, it goes on where it
-stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against the
-time of a step).
+At the papers' scale each table has its data set. At small scale any corpus will do. Run again, the command continues
+where it stopped. OUT gets table.md, results.jsonl, curves.png (quality against steps and time) and quality.png (against
+the time per step).
 
-It runs on one host. Several hosts run a command for each of its runs, and `--commands` prints them: docs/scaling.md.
+It runs on one host. For several hosts, `--commands` prints the commands of each run: docs/scaling.md.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from studies.quality.step_times import time_steps
 from studies.tables.report import plot_quality_against_step_time, reproduction_table
 
 _HERE = pathlib.Path(__file__).parent
-# name -> config; those of runs at one rate are a study of their own
+# name -> config; the comparison of all families is a study in another folder
 TABLES = {path.stem: path for path in sorted((_HERE / "configs").glob("[!_]*.py"))} | {
     "families": _HERE.parent / "families" / "configs" / "causal.py",
     "families_masked": _HERE.parent / "families" / "configs" / "masked.py",
@@ -42,8 +42,8 @@ TABLES = {path.stem: path for path in sorted((_HERE / "configs").glob("[!_]*.py"
 DATA_SETS = (".parquet", ".arrow", ".json", ".jsonl")
 
 
-def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
-    """The config on another corpus: stdlib, a folder or file of a data set, or text files."""
+def set_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
+    """Returns the config with another corpus: stdlib, a folder or file of a data set, or text files."""
     is_data_set = any(file.suffix in DATA_SETS for file in (pathlib.Path(corpus), *pathlib.Path(corpus).rglob("*.*")))
     kind = "stdlib" if corpus == "stdlib" else "hf" if is_data_set else "text"
     local: dict[str, Any] = {"data.corpus": kind, "data.streaming": False, "data.name": None, "data.config": None}
@@ -51,10 +51,10 @@ def with_corpus(config: ConfigDict, corpus: str) -> ConfigDict:
 
 
 def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str], split: str) -> list[str]:
-    """The commands that train and score one run of a table.
+    """Returns the commands that train and score one run of a table.
 
     Args:
-        launcher: takes the name of a command and its flags, such as `python -m flash_lm`.
+        launcher: program that takes the name of a command and its flags, such as `python -m flash_lm`.
         table: a key of TABLES.
         workdir: the run's folder.
         words: overrides that turn the table's config into the run's.
@@ -65,17 +65,17 @@ def commands(launcher: str, table: str, workdir: pathlib.Path, words: list[str],
     return [f"{launcher} {shlex.join(line)}" for line in (train, evaluate)]
 
 
-def words_between(base: ConfigDict, config: ConfigDict) -> list[str]:
-    """The overrides that turn one config into another, such as --config.model.num_layers=4."""
-    before = dict(flat(base))
-    return [f"--config.{key}={'' if x is None else x}" for key, x in flat(config) if before[key] != x]
+def overrides_between(base: ConfigDict, config: ConfigDict) -> list[str]:
+    """Returns the overrides that turn one config into another, such as --config.model.num_layers=4."""
+    before = dict(flatten(base))
+    return [f"--config.{key}={'' if x is None else x}" for key, x in flatten(config) if before[key] != x]
 
 
-def flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A config as keys, such as model.gau.heads, and values."""
+def flatten(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the keys of a config, such as model.gau.heads, with their values."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -102,17 +102,20 @@ def main(argv: list[str]) -> None:
     if arguments.scale == "small" and not arguments.corpus:
         raise InputError("--scale=small needs a corpus: give --corpus=stdlib, text files, or the folder of a data set")
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
+    # The table's config and runs at this scale, on the chosen corpus.
     table: Any = load_module(str(TABLES[arguments.table]))
     config = table.get_config(arguments.scale)
     apply_overrides(config, overrides)
-    config = with_corpus(config, arguments.corpus) if arguments.corpus else config
+    config = set_corpus(config, arguments.corpus) if arguments.corpus else config
     runs, figures = table.get_runs(arguments.scale), table.get_figures(arguments.scale)
     workdirs = [arguments.out / "runs" / name for name in runs]
+    # With --commands: only print a command per run.
     if arguments.commands:
         for name, workdir in zip(runs, workdirs, strict=True):
-            words = words_between(table.get_config(), apply_changes(config, runs[name]))
+            words = overrides_between(table.get_config(), changed(config, runs[name]))
             print("\n".join(commands(arguments.commands, arguments.table, workdir, words, arguments.split)))
         return
+    # Time the steps, then train and score the missing runs.
     check_runs(config, runs)
     first = next(iter(runs))
     baseline_of = {name: getattr(table, "baseline", lambda run: first)(name) for name in runs}
@@ -124,12 +127,14 @@ def main(argv: list[str]) -> None:
         raise_stopped(should_stop)
         print("no run has finished yet: run the same command again to continue")
         return
-    accumulate: Any = {name: apply_changes(config, runs[name])["train"]["accumulate"] for name in runs}
+    # Join results, step times and the paper's figures.
+    accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
     step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}
     paper = {name: {"paper": figure} for name, figure in figures.items()}
     lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]
     lines = [line | {"rated_seconds": line["step"] * step_s[line["run"]]} for line in lines]
     write_jsonl(arguments.out / "results.jsonl", lines)
+    # Write table, curves and picture.
     title = f"{table.TITLE}; here {arguments.scale} scale on {lines[0]['corpus']}, {lines[0]['device']}"
     text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Tables of the papers: valid runs, the commands that train them, and a whole one at a tiny size."""
+"""Tables of the papers: valid runs, the commands that train them, and a full table at a tiny size."""
 
 import shlex
 
@@ -10,7 +10,7 @@ from flash_lm.config.overrides import apply_overrides
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.sweeps import grid
 from flash_lm.sweeps.grid import check_runs
-from studies.tables.__main__ import TABLES, main, with_corpus
+from studies.tables.__main__ import TABLES, main, set_corpus
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -38,9 +38,9 @@ def test_tables_are_valid(name, scale):
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("more", [[], ["--scale=small", "--corpus=stdlib"]], ids=["paper", "small"])
 def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
-    """For several hosts; what they train, the table's own command takes for its runs."""
-    own = ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
-    main([f"--table={name}", f"--out={tmp_path}", "--commands=launch it", *more, *own])
+    """For several hosts; the table's command accepts the runs that these commands train."""
+    overrides = ["--config.mesh.shape=2,2,2", "--config.data.cache_dir=/a disk"]
+    main([f"--table={name}", f"--out={tmp_path}", "--commands=launch it", *more, *overrides])
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert all(line[:2] == ["launch", "it"] for line in lines)
     path = TABLES[name].relative_to(ROOT)
@@ -50,8 +50,8 @@ def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
         assert train[2:5] == ["train", f"--config={path}", workdir]
         assert score[2:] == ["evaluate", workdir, "--split=test"]
         expected = table.get_config(scale)
-        apply_overrides(expected, own)
-        expected = grid.apply_changes(with_corpus(expected, "stdlib") if more else expected, changes)
+        apply_overrides(expected, overrides)
+        expected = grid.changed(set_corpus(expected, "stdlib") if more else expected, changes)
         assert load_config(str(path), train[5:]).to_dict() == expected.to_dict()
 
 
@@ -62,10 +62,10 @@ def test_a_folder_is_a_data_set_or_text_by_its_files(tmp_path):
         file.parent.mkdir(parents=True)
         file.touch()
         corpus = tmp_path / name.split("/")[0]
-        data = with_corpus(config, str(corpus)).data
+        data = set_corpus(config, str(corpus)).data
         assert (data.corpus, data.path) == (kind, str(corpus))
-        assert with_corpus(config, str(file)).data.corpus == kind
-    assert with_corpus(config, f"{tmp_path}/books/*.txt").data.corpus == "text"
+        assert set_corpus(config, str(file)).data.corpus == kind
+    assert set_corpus(config, f"{tmp_path}/books/*.txt").data.corpus == "text"
 
 
 @pytest.mark.slow

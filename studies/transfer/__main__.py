@@ -1,11 +1,11 @@
-"""The transfer study of studies/transfer/config.py; its design, set before the runs, is studies/transfer/README.md.
+"""Commands of the transfer study; its design, set before the runs, is in studies/transfer/README.md.
 
 python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
 python -m studies.transfer run --data=runs/transfer/data --runs=runs/transfer --out=runs/transfer/results
 python -m studies.transfer baselines --data=runs/transfer/data --out=runs/transfer/results
 python -m studies.transfer table --out=runs/transfer/results
 
-`run` can be started several times at once, on a core each. `baselines` needs scikit-learn.
+`run` can be started several times at once, on one core each. `baselines` needs scikit-learn.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
 from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import Place, finish
+from studies.protocol.jobs import JobFolder, finish
 from studies.transfer import config as design
 from studies.transfer.report import BASELINE, write_transfer
 from studies.transfer.run import Transfer, run_transfer
 
-_TENTH = 10  # of the labelled texts choose rates
+_TENTH = 10  # one in ten labelled texts is for validation
 _TEST, _PRETRAINING_VALIDATION = 5000, 500  # texts
 _TOKENIZER = "tokenizer.model"
 _TOKENIZER_TEXTS = 20_000
@@ -48,16 +48,18 @@ def make_data(arguments: argparse.Namespace) -> None:
         needed = ["text"] if name == "unlabelled" else ["text", "label"]
         if missing := [column for column in needed if column not in table.column_names]:
             raise InputError(f"{arguments.imdb}/{name}.parquet must have a column {' and a column '.join(missing)}")
-    known: set[str] = set()
-    # Those that are scored come first, so that what stands twice is not trained on.
-    test = _spread(_unseen(tables["test"], known), _TEST)
-    train = _unseen(tables["train"], known)
+    seen: set[str] = set()
+    # Scored texts come first, so that duplicates of them are not trained on.
+    test = _take_evenly(_drop_seen(tables["test"], seen), _TEST)
+    train = _drop_seen(tables["train"], seen)
     chosen = np.arange(len(train)) % _TENTH == 0
-    unlabelled = _unseen(tables["unlabelled"], known)
-    held = np.isin(np.arange(len(unlabelled)), np.linspace(0, len(unlabelled) - 1, _PRETRAINING_VALIDATION).astype(int))
+    unlabelled = _drop_seen(tables["unlabelled"], seen)
+    is_held_out = np.isin(
+        np.arange(len(unlabelled)), np.linspace(0, len(unlabelled) - 1, _PRETRAINING_VALIDATION).astype(int)
+    )
     splits = {
         "labelled": {"train": train.filter(~chosen), "validation": train.filter(chosen), "test": test},
-        "unlabelled": {"train": unlabelled.filter(~held), "validation": unlabelled.filter(held)},
+        "unlabelled": {"train": unlabelled.filter(~is_held_out), "validation": unlabelled.filter(is_held_out)},
     }
     for corpus, parts in splits.items():
         folder = arguments.out / corpus
@@ -70,22 +72,22 @@ def make_data(arguments: argparse.Namespace) -> None:
     (arguments.out / _TOKENIZER).write_bytes(train_sentencepiece(texts, config.data.vocab_size).model_bytes())
 
 
-def _unseen(table: pa.Table, known: set[str]) -> pa.Table:
-    """The rows whose text is not known yet, and knows them."""
-    new = [not (text in known or known.add(text)) for text in table["text"].to_pylist()]
+def _drop_seen(table: pa.Table, seen: set[str]) -> pa.Table:
+    """Returns the rows whose text is not in `seen`, and adds their texts to it."""
+    new = [not (text in seen or seen.add(text)) for text in table["text"].to_pylist()]
     return table.filter(np.array(new))
 
 
-def _spread(table: pa.Table, count: int) -> pa.Table:
-    """So many rows, evenly spread."""
+def _take_evenly(table: pa.Table, count: int) -> pa.Table:
+    """Returns `count` rows, evenly spread."""
     return table.take(np.linspace(0, len(table) - 1, min(count, len(table))).astype(int))
 
 
-def study(data: pathlib.Path) -> Transfer:
-    """The study on a folder of data."""
-    places = {"data.path": str(data / "labelled"), "data.tokenizer_path": str(data / _TOKENIZER)}
+def build_study(data: pathlib.Path) -> Transfer:
+    """Builds the study on a folder of data."""
+    paths = {"data.path": str(data / "labelled"), "data.tokenizer_path": str(data / _TOKENIZER)}
     return Transfer(
-        apply_changes(design.get_config(), {**places, "task": "classify", "data.label_column": "label"}),
+        changed(design.get_config(), {**paths, "task": "classify", "data.label_column": "label"}),
         design.FAMILIES,
         design.ARMS,
         {"unlabelled": {"data.path": str(data / "unlabelled")}, "own": {}},
@@ -99,33 +101,36 @@ def study(data: pathlib.Path) -> Transfer:
 
 
 def make_runs(arguments: argparse.Namespace) -> None:
-    """Makes the runs that are missing."""
+    """Makes the missing runs."""
     with stop_on_signal() as should_stop:
-        place = Place(arguments.out, arguments.runs, should_stop)
-        finish(run_transfer(study(arguments.data), place), place)
+        job_folder = JobFolder(arguments.out, arguments.runs, should_stop)
+        finish(run_transfer(build_study(arguments.data), job_folder), job_folder)
 
 
 def make_baselines(arguments: argparse.Namespace) -> None:
     """Writes OUT/baselines.jsonl: the most frequent label, and logistic regressions on bags of words."""
-    write_jsonl(arguments.out / "baselines.jsonl", baselines(study(arguments.data)))
+    write_jsonl(arguments.out / "baselines.jsonl", baselines(build_study(arguments.data)))
 
 
 def baselines(transfer: Transfer) -> list[Line]:
-    """Accuracies with each share of the labels, on the same texts as the runs: whole, and as much as a row has.
+    """Returns accuracies with each share of the labels, on the texts of the runs: full, and cut at the sequence length.
 
     The strength of the regularisation is chosen on the validation split.
     """
     from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415 (of the test environment)
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
 
-    found = []
+    accuracies = []
+    # For each share of the labels: the majority label, then two bags of words.
     for share in transfer.shares:
         config: Any = apply_changes(transfer.config, {"data.label_share": share})
         splits: Any = load_splits(config.data)
         labels = {name: split.labels for name, split in splits.splits.items()}
         often = np.bincount(labels["train"]).argmax()
         about = {"arm": BASELINE, "share": share}
-        found.append({**about, "family": "most frequent label", "accuracy": float((labels["test"] == often).mean())})
+        accuracies.append(
+            {**about, "family": "most frequent label", "accuracy": float((labels["test"] == often).mean())}
+        )
         for name, length in (
             ("bag of words, whole texts", None),
             ("bag of words, as long as rows", config.data.length),
@@ -140,13 +145,15 @@ def baselines(transfer: Transfer) -> list[Line]:
             ]
             best = max(fitted, key=lambda model: model.score(counts["validation"], labels["validation"]))
             score = float(best.score(counts["test"], labels["test"]))
-            found.append({**about, "family": name, "accuracy": score, "C": best.C, "words": len(words.vocabulary_)})
+            accuracies.append(
+                {**about, "family": name, "accuracy": score, "C": best.C, "words": len(words.vocabulary_)}
+            )
             print(f"{name}, {share:.0%} of the labels: {score:.1%}", flush=True)
-    return found
+    return accuracies
 
 
 def _texts(splits: Any, split: str, length: int | None) -> list[str]:
-    """The documents of a split, or as much of each as a row has."""
+    """Returns the documents of a split; with `length`, only the first tokens of each."""
     text, decode = splits.splits[split], splits.tokenizer.decode
     spans = zip(text.starts[:-1], text.starts[1:], strict=True)
     return [decode(text.tokens[start:end][:length]) for start, end in spans]

@@ -1,4 +1,4 @@
-"""The transfer study: do gated attention units transfer as attention does? Its design is studies/transfer/README.md.
+"""Config of the transfer study: do gated attention units transfer as well as attention? See studies/transfer/README.md.
 
 python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
 python -m studies.transfer run --data=runs/transfer/data --runs=runs/transfer --out=runs/transfer/results
@@ -25,10 +25,10 @@ ARMS = (
 
 
 def get_config() -> ConfigDict:
-    """What all runs start from; python -m studies.transfer fills in the place of the data."""
+    """Returns the config of all runs; python -m studies.transfer fills in the path of the data."""
     config = quickstart.get_config()
     config.model.update(num_layers=2, max_length=256)
-    config.model.update(residual_init="as_init", divides="weights")  # as the runs that are there
+    config.model.update(residual_init="as_init", divides="weights")  # as in the recorded runs
     config.data.update(corpus="hf", length=256, vocab_size=4096, tokens_per_batch=8192)
     config.train.update(
         steps=STEPS, warmup_steps=60, learning_rate=1e-3, eval_every=0, checkpoint_every=0, log_every=20
@@ -37,7 +37,7 @@ def get_config() -> ConfigDict:
 
 
 def get_pretraining() -> dict:
-    """What differs in pretraining."""
+    """Returns the config keys of pretraining."""
     return {
         "task": "masked_lm",
         "train.steps": PRETRAINING_STEPS,
@@ -47,7 +47,7 @@ def get_pretraining() -> dict:
 
 
 def get_hypotheses() -> list[NoWorse]:
-    """What the study is to decide, see studies/transfer/README.md."""
+    """Returns the hypotheses of the study, see studies/transfer/README.md."""
     context = {"pretraining": "unlabelled", "nats": 5.5}  # frequencies alone have 6.2
     compared = [("fine-tuned", None), ("frozen", None), ("fine-tuned", "from scratch")]
     return [

@@ -1,4 +1,4 @@
-"""What the lines of a study of transfer say together: a table, a picture, and verdicts."""
+"""Report of the transfer study: a table, a picture, and verdicts, from result lines."""
 
 import dataclasses
 import math
@@ -11,13 +11,13 @@ from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
-from flash_lm.runs.jsonl import Line, group_lines, read_lines, write_jsonl
-from studies.protocol.jobs import PRETRAINING, made_lines
-from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, by_seeds
+from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
+from studies.protocol.jobs import PRETRAINING, read_job_lines
+from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, judge_seeds
 
-POINTS = 100.0  # of a share
-BASELINE = "baseline"  # the arm of what is no model of ours
-_NORMAL_95 = 1.959964  # standard deviations of a normal distribution that hold 95 % of it
+POINTS = 100.0  # percentage points per unit of a share
+BASELINE = "baseline"  # arm of the baselines that are no language models
+_NORMAL_95 = 1.959964  # 95 % of a normal distribution is within this many standard deviations
 _SCORE = "accuracy"
 _PRETRAINED: Columns = {
     "pretrained": ("family", "{}"),
@@ -36,18 +36,18 @@ _VERDICTS: Columns = {
 
 @dataclasses.dataclass(frozen=True)
 class NoWorse:
-    """That one family's accuracy is at most some points below another's, with the same arm, labels and seed.
+    """A hypothesis: one family's accuracy is at most some points below another's, with the same arm, labels and seed.
 
     Attributes:
-        arm: of both.
-        first: the family.
-        second: the other family.
-        points: how much lower it may be.
-        over: an arm whose accuracies are subtracted first, each family's from its own: what is then compared is what
-            `arm` gains, and the other family must gain something. None: accuracies are compared.
-        pretraining: name of the corpus that both were pretrained on; None: of none.
-        nats: the masked loss that both pretrained models must be below. From it on, a model uses no context, and
-            what it transfers says nothing about attention.
+        arm: arm of both families.
+        first: name of the first family.
+        second: name of the second family.
+        points: how many points lower the first may be.
+        over: an arm whose accuracy is subtracted from that of `arm`, for each family. Then the gains of `arm` are
+            compared, and the second family must gain something. None: accuracies are compared.
+        pretraining: name of the corpus that both were pretrained on; None: no pretraining.
+        nats: masked loss that both pretrained models must be below. A model above it uses no context, so its transfer
+            says nothing about attention.
     """
 
     arm: str
@@ -59,30 +59,30 @@ class NoWorse:
     nats: float = math.inf
 
     def judge(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Verdict:
-        """The verdict with a share of the labels: it needs three seeds that agree, beyond the error of the test texts.
+        """Judges a share of the labels: three seeds must agree, by more than the error of the test texts.
 
         Args:
-            lines: of `run_transfer`.
+            lines: lines of `run_transfer`.
             pretrained: its lines of pretraining.
-            share: of the labels.
+            share: share of the labels.
         """
-        ours, theirs = (self._by_seed(lines, family, share) for family in (self.first, self.second))
+        ours, theirs = (self._lines_by_seed(lines, family, share) for family in (self.first, self.second))
         pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
-        whole = [pair for pair in pairs if _is_whole([*pair[0], *pair[1]])]
-        gaps = [_difference([*one, *other[::-1]]) for one, other in whole]
-        lost = len(pairs) - len(whole)
+        comparable = [pair for pair in pairs if _is_comparable([*pair[0], *pair[1]])]
+        gaps = [_difference([*one, *other[::-1]]) for one, other in comparable]
+        lost = len(pairs) - len(comparable)
         rule = Rule("no worse", self.points, DIFFERENCE)
-        word = by_seeds([rule.holds(gap.points, gap.error) for gap in gaps], bool(lost))
+        word = judge_seeds([rule.holds(gap.points, gap.error) for gap in gaps], bool(lost))
         figure = ", ".join(f"{gap.points:+.1f}" for gap in gaps)
         doubts = [f"± {max(gap.error for gap in gaps):.1f}"] if gaps else []
         doubts += [f"{lost} seeds failed or scored on other texts"] if lost else []
-        if word in (HOLDS, FAILS) and (reasons := self._doubts(whole, pretrained)):
+        if word in (HOLDS, FAILS) and (reasons := self._doubts(comparable, pretrained)):
             word, doubts = UNDECIDED, doubts + reasons
         figure += f" ({'; '.join(doubts)})" if doubts else ""
         return Verdict(word, figure.strip())
 
     def verdict_line(self, lines: Sequence[Line], pretrained: Sequence[Line], share: float) -> Line:
-        """The line of the verdict, see `judge`."""
+        """Returns the line of the verdict, see `judge`."""
         return self.judge(lines, pretrained, share).line(hypothesis=self._text, share=share)
 
     @property
@@ -90,101 +90,108 @@ class NoWorse:
         what = f"{self.arm} over {self.over}: the gain of {self.first}" if self.over else f"{self.arm}: {self.first}"
         return f"{what} at most {self.points:g} points below {self.second}"
 
-    def _by_seed(self, lines: Sequence[Line], family: str, share: float) -> dict[int, list[Line]]:
-        """The family's line of the arm, and of the one that is subtracted, for seeds that have both."""
-        own = {(x["arm"], x["seed"]): x for x in lines if (x["family"], x["share"]) == (family, share)}
+    def _lines_by_seed(self, lines: Sequence[Line], family: str, share: float) -> dict[int, list[Line]]:
+        """Returns the family's line of the arm, and of the subtracted arm if any, for seeds that have both."""
+        by_arm_and_seed = {(x["arm"], x["seed"]): x for x in lines if (x["family"], x["share"]) == (family, share)}
         arms = [self.arm, *([self.over] if self.over else [])]
-        seeds = {seed for arm, seed in own if arm == self.arm}
-        return {seed: [own[arm, seed] for arm in arms] for seed in seeds if all((arm, seed) in own for arm in arms)}
+        seeds = {seed for arm, seed in by_arm_and_seed if arm == self.arm}
+        return {
+            seed: [by_arm_and_seed[arm, seed] for arm in arms]
+            for seed in seeds
+            if all((arm, seed) in by_arm_and_seed for arm in arms)
+        }
 
-    def _doubts(self, whole: Sequence[tuple[list[Line], list[Line]]], pretrained: Sequence[Line]) -> list[str]:
-        """Why no verdict follows, although the seeds agree."""
-        found, names = [], (self.first, self.second)
+    def _doubts(self, comparable: Sequence[tuple[list[Line], list[Line]]], pretrained: Sequence[Line]) -> list[str]:
+        """Returns reasons against a verdict, although the seeds agree."""
+        doubts, names = [], (self.first, self.second)
         losses = {line["family"]: line.get("loss") for line in pretrained if line["pretraining"] == self.pretraining}
         blind = [name for name in names if (losses.get(name) or math.inf) >= self.nats]
         if self.pretraining and blind:
-            found.append(f"pretrained without learning to use context: {', '.join(blind)}")
+            doubts.append(f"pretrained without learning to use context: {', '.join(blind)}")
         if guessing := [
-            name for i, name in enumerate(names) if any(x[i][0]["accuracy_low"] <= x[i][0]["majority"] for x in whole)
+            name
+            for i, name in enumerate(names)
+            if any(x[i][0]["accuracy_low"] <= x[i][0]["majority"] for x in comparable)
         ]:
-            found.append(f"no better than the most frequent label: {', '.join(guessing)}")
-        gains = [_difference(other) for _, other in whole] if self.over else []
+            doubts.append(f"no better than the most frequent label: {', '.join(guessing)}")
+        gains = [_difference(other) for _, other in comparable] if self.over else []
         if not all(Rule("better", 0.0, DIFFERENCE).holds(gain.points, gain.error) for gain in gains):
-            found.append(f"{self.second} gains too little: {', '.join(f'{gain.points:+.1f}' for gain in gains)}")
-        return found
+            doubts.append(f"{self.second} gains too little: {', '.join(f'{gain.points:+.1f}' for gain in gains)}")
+        return doubts
 
 
 class _Difference(NamedTuple):
     points: float
-    error: float  # half of the 95 % interval, for test texts that were drawn for each accuracy anew: a wide one
+    error: float  # half of the 95 % interval, as if each accuracy had other test texts (so it is wide)
 
 
 def _difference(lines: Sequence[Line]) -> _Difference:
-    """Of accuracies on the same number of texts: added and subtracted in turn."""
+    """Returns the alternating sum of accuracies, a - b + c - …, in points, with its error."""
     total = sum((-1) ** i * line[_SCORE] for i, line in enumerate(lines))
     variance = sum(line[_SCORE] * (1 - line[_SCORE]) / line["tokens"] for line in lines)
     return _Difference(POINTS * total, POINTS * _NORMAL_95 * math.sqrt(variance))
 
 
-def _is_whole(lines: Sequence[Line]) -> bool:
+def _is_comparable(lines: Sequence[Line]) -> bool:
+    """Returns whether no run failed and all were scored on the same texts."""
     same = len({tuple(line.get(key) for key in ("corpus_hash", "split", "tokens")) for line in lines}) == 1
     return same and not any("failed" in line for line in lines)
 
 
-def summary(lines: Sequence[Line]) -> list[Line]:
-    """One line for each family, arm and share of the labels, over the seeds.
+def summarize(lines: Sequence[Line]) -> list[Line]:
+    """Returns a line per family, arm and share of the labels, over the seeds.
 
     Args:
-        lines: of `run_transfer`.
+        lines: lines of `run_transfer`.
 
     Returns:
         Lines with the mean `accuracy`, `lowest`, `highest`, the means of `macro_f1` and `matthews`, `rate`, `seeds` and
         `failed`; without scores if all seeds failed.
     """
-    found = []
-    for (family, arm, share), own in group_lines(lines, "family", "arm", "share").items():
-        scored = [line for line in own if "failed" not in line]
+    summaries = []
+    for (family, arm, share), group_lines in grouped(lines, "family", "arm", "share").items():
+        scored = [line for line in group_lines if "failed" not in line]
         line = {"family": family, "arm": arm, "share": share}
-        line |= {"rate": own[0]["rate"]} if "rate" in own[0] else {}
-        line |= {"seeds": len(scored), "failed": len(own) - len(scored)}
+        line |= {"rate": group_lines[0]["rate"]} if "rate" in group_lines[0] else {}
+        line |= {"seeds": len(scored), "failed": len(group_lines) - len(scored)}
         if scored:
             values = [x[_SCORE] for x in scored]
             line |= {"lowest": min(values), "highest": max(values)}
             line |= {key: statistics.fmean(x[key] for x in scored) for key in (_SCORE, "macro_f1", "matthews")}
-        found.append(line)
-    return sorted(found, key=lambda line: (line["arm"], line["family"], line["share"]))
+        summaries.append(line)
+    return sorted(summaries, key=lambda line: (line["arm"], line["family"], line["share"]))
 
 
 def write_transfer(title: str, hypotheses: Sequence[NoWorse], shares: Sequence[float], out: pathlib.Path) -> str:
-    """Writes what the lines of runs, pretraining and baselines.jsonl in OUT say, and returns table.md.
+    """Writes the report of the lines of runs, pretraining and baselines.jsonl in OUT; returns table.md.
 
     The other files are summary.jsonl, verdicts.jsonl and accuracy.png.
 
     Raises:
         InputError: no run has finished.
     """
-    lines, file = made_lines(out), out / "baselines.jsonl"
+    lines, file = read_job_lines(out), out / "baselines.jsonl"
     if not lines:
         raise InputError(f"{out} has no finished run: make some with python -m studies.transfer run")
-    found, baselines = summary(lines), read_lines(file)
-    pretrained = made_lines(out, PRETRAINING)
+    summaries, baselines = summarize(lines), read_lines(file)
+    pretrained = read_job_lines(out, PRETRAINING)
     verdicts = [one.verdict_line(lines, pretrained, share) for one in hypotheses for share in shares]
-    write_jsonl(out / "summary.jsonl", found)
+    write_jsonl(out / "summary.jsonl", summaries)
     write_jsonl(out / "verdicts.jsonl", verdicts)
-    tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*found, *baselines])]
+    tables = [markdown_table(verdicts, _VERDICTS), transfer_table([*summaries, *baselines])]
     tables += [markdown_table(pretrained, _PRETRAINED)] if pretrained else []
     text = "\n\n".join([title, *tables])
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
-        _plot(found, baselines, out / "accuracy.png", title)
+        _plot(summaries, baselines, out / "accuracy.png", title)
     return text
 
 
 def transfer_table(lines: Sequence[Line]) -> str:
-    """Markdown: accuracy of each arm and family, a column for each share of the labels.
+    """Returns a Markdown table of the accuracy of each arm and family, with a column per share of the labels.
 
     Args:
-        lines: of `summary`, and baselines: with family, arm, share and accuracy.
+        lines: lines of `summarize`, and baselines: with family, arm, share and accuracy.
     """
     rows: dict[tuple[str, str], Line] = {}
     shares = sorted({line["share"] for line in lines})
@@ -206,7 +213,7 @@ def _cell(line: Line) -> str:
 
 
 def _plot(lines: Sequence[Line], baselines: Sequence[Line], path: pathlib.Path, title: str) -> None:
-    """A panel for each arm, in two rows if their number is even; the baselines are in all of them."""
+    """Plots a panel per arm, in two rows if their number is even; every panel has the baselines."""
     drawn = [line | {"labels": POINTS * line["share"]} for line in (*lines, *baselines) if _SCORE in line]
     panels = [
         Panel(
@@ -214,7 +221,7 @@ def _plot(lines: Sequence[Line], baselines: Sequence[Line], path: pathlib.Path, 
             "labels",
             "% of the labels",
             _SCORE,
-            "% of the test texts whose label is right",
+            "test accuracy, %",
             unit=POINTS,
             title=arm,
             band=("lowest", "highest"),

@@ -1,8 +1,8 @@
-"""A study of transfer: models that are pretrained on texts, or not, and then learn labels from few texts or many.
+"""Runs of the transfer study: models that are pretrained on texts, or not, and then learn from few labels or many.
 
-Pretraining is done once for each family and corpus; then each arm's learning rate is found; then come the runs. A run
-is written as lines when it is scored, and its weights are removed. Those of pretraining stay until all runs of the
-family are made; if they are lost before, they are made again. Several processes may work at one study, see
+Each family is pretrained once per corpus. Then each arm's learning rate is tuned. Then the runs follow. A run is
+written as lines when it is scored, and its weights are removed. Pretrained weights stay until all runs of the family
+are done. If they are lost before, they are made again. Several processes may share a study, see
 `studies.protocol.jobs`.
 """
 
@@ -20,16 +20,16 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.grid import Changes, apply_changes, check_runs, train_to_end
 from flash_lm.sweeps.tuning import best_values, tune
-from studies.protocol.jobs import PRETRAINING, RATES, Job, Place, ShouldStop, make_jobs, study_hash
+from studies.protocol.jobs import PRETRAINING, RATES, Job, JobFolder, ShouldStop, make_jobs, study_hash
 
 
 class Arm(NamedTuple):
-    """A way to a classifier.
+    """A way to train a classifier.
 
     Attributes:
-        name: of the arm.
-        corpus: that the model is pretrained on; None: none.
-        changes: what differs in its config.
+        name: name of the arm.
+        corpus: corpus of pretraining; None: no pretraining.
+        changes: config keys of the arm.
     """
 
     name: str
@@ -38,19 +38,19 @@ class Arm(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """The whole study.
+    """The study.
 
     Attributes:
-        config: what all runs start from: of the task, with all labels.
-        families: that are compared.
-        arms: of each family.
-        corpora: what differs in the data of pretraining, by name.
-        pretraining: what else differs in pretraining.
-        shares: of the labels.
-        seeds: of each arm and share.
-        tuned_share: of the labels, with which rates are found.
-        tuning_steps: of the longest runs of the search.
-        data: identifies all texts and the tokenizer.
+        config: base config of all runs, for the task with all labels.
+        families: families that are compared.
+        arms: arms of each family.
+        corpora: config keys of each corpus of pretraining, by name.
+        pretraining: further config keys of pretraining.
+        shares: shares of the labels.
+        seeds: seeds of each arm and share.
+        tuned_share: share of the labels in the rate search.
+        tuning_steps: steps of the longest runs of the rate search.
+        data: hash of all texts and the tokenizer.
     """
 
     config: ConfigDict
@@ -64,94 +64,101 @@ class Transfer(NamedTuple):
     tuning_steps: int
     data: str
 
-    def pretrained(self, family: str, corpus: str) -> Changes:
-        """What differs in a family's pretraining; it reads no label."""
-        own = {"model.family": family, "data.label_column": None}
-        return {**own, **self.pretraining, **self.corpora[corpus]}
+    def pretraining_changes(self, family: str, corpus: str) -> Changes:
+        """Returns the config keys of a family's pretraining; it reads no label."""
+        base = {"model.family": family, "data.label_column": None}
+        return {**base, **self.pretraining, **self.corpora[corpus]}
 
-    def of(self, family: str, arm: Arm, runs: pathlib.Path, share: float, seed: int = 0) -> Any:
-        """The config of an arm."""
-        parent = {"train.init_from": str(_parent(runs, family, arm.corpus))} if arm.corpus else {}
-        own = {"model.family": family, "data.label_share": share, "seed": seed}
-        return apply_changes(self.config, {**own, **parent, **arm.changes})
+    def arm_config(self, family: str, arm: Arm, runs: pathlib.Path, share: float, seed: int = 0) -> Any:
+        """Returns the config of an arm."""
+        parent = {"train.init_from": str(_pretrained_folder(runs, family, arm.corpus))} if arm.corpus else {}
+        base = {"model.family": family, "data.label_share": share, "seed": seed}
+        return changed(self.config, {**base, **parent, **arm.changes})
 
 
-def run_transfer(study: Transfer, place: Place) -> list[str]:
-    """Makes all that is missing, unless another process is at it.
+def run_transfer(study: Transfer, job_folder: JobFolder) -> list[str]:
+    """Makes all missing jobs that no other process has begun.
 
     Args:
-        study: what is to be made.
-        place: its `out` gets pretraining, rates and runs; its `runs` also has the pretrained models.
+        study: the study.
+        job_folder: its `out` gets pretraining, rates and runs; its `runs` also has the pretrained models.
 
     Returns:
-        Names of jobs that are left: another process has begun them, or they need what it is making.
+        Names of jobs that are left: another process makes them, or they wait for its results.
 
     Raises:
-        InputError: the lines are of another config, or bad data.
-        Stopped: it was asked to stop.
+        InputError: lines of another config, or bad data.
+        Stopped: `should_stop` returned true.
     """
     for family in study.families:
         _check(study, family)
     left: list[str] = []
     for family in study.families:
-        own = make_jobs(lambda family=family: _jobs(study, family, place), place)
-        if not own:
+        left_of_family = make_jobs(lambda family=family: _jobs(study, family, job_folder), job_folder)
+        if not left_of_family:
             for corpus in study.corpora:
-                shutil.rmtree(_parent(place.runs, family, corpus), ignore_errors=True)
-        left += own
+                shutil.rmtree(_pretrained_folder(job_folder.runs, family, corpus), ignore_errors=True)
+        left += left_of_family
     return left
 
 
-def _jobs(study: Transfer, family: str, place: Place) -> list[Job]:
-    """Of one family: pretraining, the rate of each arm, and the runs."""
-    runs = place.runs
-    pretrained: dict[str, Job] = {}
+def _jobs(study: Transfer, family: str, job_folder: JobFolder) -> list[Job]:
+    """Lists the jobs of one family: pretraining, the rate search of each arm, and the runs."""
+    runs = job_folder.runs
+    pretraining_jobs: dict[str, Job] = {}
     rates: dict[str, Job] = {}
-    found: list[Job] = []
+    run_jobs: list[Job] = []
+    # Pretraining, once per corpus.
     for corpus in study.corpora:
-        config, name = apply_changes(study.config, study.pretrained(family, corpus)), _parent(runs, family, corpus).name
+        config = changed(study.config, study.pretraining_changes(family, corpus))
+        name = _pretrained_folder(runs, family, corpus).name
         make = lambda folder, stop, config=config, corpus=corpus: _pretrain(config, family, corpus, runs, stop)
         about = {"family": family, "pretraining": corpus}
-        pretrained[corpus] = Job(name, about, _hash(config, study.data, corpus), make, kind=PRETRAINING)
-    parents = {corpus: place.lines(job) for corpus, job in pretrained.items()}
+        pretraining_jobs[corpus] = Job(name, about, _hash(config, study.data, corpus), make, kind=PRETRAINING)
+    parents = {corpus: job_folder.lines(job) for corpus, job in pretraining_jobs.items()}
     failures = {corpus: _failure(lines) for corpus, lines in parents.items()}
+    # The rate search of each arm, after its pretraining.
     for arm in study.arms:
-        parent = pretrained.get(arm.corpus or "")
-        config = study.of(family, arm, runs, study.tuned_share)
-        known = _hash(config, study.data, study.tuning_steps, parent and parent.known)
+        parent = pretraining_jobs.get(arm.corpus or "")
+        config = study.arm_config(family, arm, runs, study.tuned_share)
+        job_hash = _hash(config, study.data, study.tuning_steps, parent and parent.study_hash)
         failure = failures.get(arm.corpus or "")
         make = lambda folder, stop, config=config, failure=failure: _tune(study, config, family, failure, folder, stop)
         ready = arm.corpus is None or bool(parents[arm.corpus])
         about = {"model": family, "arm": arm.name}
-        rates[arm.name] = Job(_word(family, arm.name), about, known, make, ready, RATES)
-    searched = {name: place.lines(job) for name, job in rates.items()}
+        rates[arm.name] = Job(_join_name(family, arm.name), about, job_hash, make, ready, RATES)
+    searched = {name: job_folder.lines(job) for name, job in rates.items()}
+    # The runs, at the best rate of their arm.
     for share, seed, arm in itertools.product(study.shares, study.seeds, study.arms):
-        config, rate = study.of(family, arm, runs, share, seed), rates[arm.name]
+        config, rate = study.arm_config(family, arm, runs, share, seed), rates[arm.name]
         tuned = searched[arm.name]
         about = {"family": family, "arm": arm.name, "share": share, "seed": seed}
         make = lambda folder, stop, config=config, tuned=tuned: _run(config, tuned, folder, stop)
-        name = _word(family, arm.name, f"{share:g}", "seed", str(seed))
-        found.append(Job(name, about, _hash(config, rate.known), make, rate.is_ready and bool(tuned)))
-    missing = {job.about["arm"] for job in (*rates.values(), *found) if not place.lines(job)}
+        name = _join_name(family, arm.name, f"{share:g}", "seed", str(seed))
+        run_jobs.append(Job(name, about, _hash(config, rate.study_hash), make, rate.is_ready and bool(tuned)))
+    # Lost weights are made again if a missing job needs them, and the jobs that need them wait.
+    missing = {job.about["arm"] for job in (*rates.values(), *run_jobs) if not job_folder.lines(job)}
     needed = {arm.corpus for arm in study.arms if arm.name in missing}
-    for corpus, job in pretrained.items():
-        is_whole = bool(parents[corpus]) and not failures[corpus]
-        gone = is_whole and not _parent(runs, family, corpus).exists()
-        pretrained[corpus] = job._replace(is_lost=gone and corpus in needed)
-    without = {arm.name for arm in study.arms if arm.corpus and pretrained[arm.corpus].is_lost}
+    for corpus, job in pretraining_jobs.items():
+        is_done = bool(parents[corpus]) and not failures[corpus]
+        is_gone = is_done and not _pretrained_folder(runs, family, corpus).exists()
+        pretraining_jobs[corpus] = job._replace(is_lost=is_gone and corpus in needed)
+    without = {arm.name for arm in study.arms if arm.corpus and pretraining_jobs[arm.corpus].is_lost}
     wait = lambda job: job._replace(is_ready=job.is_ready and job.about["arm"] not in without)  # for its weights
-    rates, found = {name: wait(job) for name, job in rates.items()}, [wait(job) for job in found]
-    return [*pretrained.values(), *rates.values(), *found]
+    rates, run_jobs = {name: wait(job) for name, job in rates.items()}, [wait(job) for job in run_jobs]
+    return [*pretraining_jobs.values(), *rates.values(), *run_jobs]
 
 
 def _check(study: Transfer, family: str) -> None:
     """Checks the configs that a family needs."""
-    check_runs(study.config, {f"{family}, {corpus}": study.pretrained(family, corpus) for corpus in study.corpora})
+    check_runs(
+        study.config, {f"{family}, {corpus}": study.pretraining_changes(family, corpus) for corpus in study.corpora}
+    )
     check_runs(study.config, {f"{family}, {arm.name}": {"model.family": family, **arm.changes} for arm in study.arms})
 
 
 def _pretrain(config: Any, family: str, corpus: str, runs: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    folder = _parent(runs, family, corpus)  # and not the job's own, which goes when its lines are written
+    folder = _pretrained_folder(runs, family, corpus)  # the job's folder is removed with its lines written
     try:
         train_to_end(config, folder, should_stop)
     except NonfiniteError:
@@ -163,11 +170,11 @@ def _pretrain(config: Any, family: str, corpus: str, runs: pathlib.Path, should_
 def _tune(
     study: Transfer, config: Any, family: str, failure: str | None, folder: pathlib.Path, should_stop: ShouldStop
 ) -> list[Line]:
-    """Rates on the validation split: a part of the texts with labels that no run learns from."""
+    """Tunes the rate on the validation split, whose labelled texts no run trains on."""
     if failure:
         return [{"failed": f"pretraining: {failure}"}]
     budget = study.tuning_steps * parse(config).data.tokens_per_batch
-    warmup = {"train.warmup_steps": None}  # in proportion to each run of the search
+    warmup = {"train.warmup_steps": None}  # proportional to the steps of each run
     return tune(config, {family: warmup}, "train.learning_rate", budget, folder, should_stop)
 
 
@@ -186,19 +193,19 @@ def _run(config: Any, tuned: list[Line], folder: pathlib.Path, should_stop: Shou
 
 
 def _failure(lines: list[Line]) -> str | None:
-    """Why a job has no result; None: it has one."""
+    """Returns why a job has no result; None: it has one."""
     return lines[0].get("failed") if len(lines) == 1 else None
 
 
-def _parent(runs: pathlib.Path, family: str, corpus: str) -> pathlib.Path:
+def _pretrained_folder(runs: pathlib.Path, family: str, corpus: str) -> pathlib.Path:
     return runs / f"{family}_{corpus}"
 
 
 def _hash(config: Any, *more: Any) -> str:
-    """Of a config and what else a task depends on; where files lie does not matter."""
-    places = {"train.init_from": None, "data.tokenizer_path": None}
-    return study_hash(apply_changes(config, places), *more)
+    """Returns the hash of a config and of other values that a job depends on; paths do not count."""
+    no_paths = {"train.init_from": None, "data.tokenizer_path": None}
+    return study_hash(changed(config, no_paths), *more)
 
 
-def _word(*parts: str) -> str:
+def _join_name(*parts: str) -> str:
     return "_".join(parts).replace(" ", "_").replace("-", "_")

@@ -1,4 +1,4 @@
-"""The transfer study: each task once, whoever works at it, weights as long as they are needed; and what lines say."""
+"""The transfer study: each job is made once, weights stay while they are needed, and reports of planted lines."""
 
 import json
 import pathlib
@@ -11,11 +11,11 @@ from small import small_config
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.sweeps import grid
-from studies.protocol.jobs import PRETRAINING, Place, begun_here, made_lines, put_together
+from studies.protocol.jobs import PRETRAINING, JobFolder, merge_job_files, read_job_lines, try_lock
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.transfer import __main__ as transfer_program
 from studies.transfer import run
-from studies.transfer.report import NoWorse, summary, transfer_table, write_transfer
+from studies.transfer.report import NoWorse, summarize, transfer_table, write_transfer
 from studies.transfer.run import Arm, Transfer, run_transfer
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -24,7 +24,7 @@ ARMS = (Arm("from scratch", None, {}), Arm("frozen", "plain", {"train.freeze": (
 
 
 def study_in(folder: pathlib.Path, **changes) -> Transfer:
-    """Of texts whose label is whether they end with a b."""
+    """Returns a study of texts with the label 1 if they end with a b."""
     draw = np.random.default_rng(0)
     for split, count in (("train", 40), ("validation", 16), ("test", 16)):
         texts = ["".join(draw.choice(list("ab "), 12)) + "ab"[i % 2] for i in range(count)]
@@ -42,7 +42,7 @@ def study_in(folder: pathlib.Path, **changes) -> Transfer:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Nothing is trained: a run is an empty folder, and all have the same scores; `lost`: names of runs that fail."""
+    """Replaces training by empty folders and equal scores; `lost`: names of runs that fail."""
 
     class Quick:
         trained, scored, lost = [], [], ()
@@ -65,17 +65,17 @@ def quick(monkeypatch):
             (name,) = models
             return [{"model": name, "round": 3, "value": 2e-3, "loss": 1.0}]
 
-    here = Quick()
-    monkeypatch.setattr(grid, "train", here.train)
+    stand_in = Quick()
+    monkeypatch.setattr(grid, "train", stand_in.train)
     for name in ("evaluate", "tune"):
-        monkeypatch.setattr(run, name, getattr(here, name))
-    return here
+        monkeypatch.setattr(run, name, getattr(stand_in, name))
+    return stand_in
 
 
 def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     grid, out, runs = study_in(tmp_path, families=FAMILIES), tmp_path / "out", tmp_path / "runs"
-    assert run_transfer(grid, Place(out, runs, bool)) == []
-    lines = made_lines(out)
+    assert run_transfer(grid, JobFolder(out, runs, bool)) == []
+    lines = read_job_lines(out)
     assert len(lines) == 2 * 2 * 2 * 2
     assert {(x["family"], x["arm"], x["share"], x["seed"], x["rate"]) for x in lines} == {
         (family, arm.name, share, seed, 2e-3)
@@ -88,7 +88,7 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     assert {split for name, split in quick.scored if "seed" in name} == {"test"}
     assert not [path for path in runs.iterdir() if path.is_dir()]
     before = [*quick.trained]
-    assert run_transfer(grid, Place(out, runs, bool)) == [] and quick.trained == before
+    assert run_transfer(grid, JobFolder(out, runs, bool)) == [] and quick.trained == before
     longer = {"pretraining": {**grid.pretraining, "train.steps": 4}}
     for other, file in (
         (longer, "pretraining/linear_transformer_plain.jsonl "),
@@ -97,65 +97,65 @@ def test_every_task_is_done_once_and_weights_go_at_the_end(quick, tmp_path):
     ):
         message = f"{file}.*is of another config, rate, texts or scores: write to another folder"
         with pytest.raises(InputError, match=message):
-            run_transfer(grid._replace(**other), Place(out, runs, bool))
+            run_transfer(grid._replace(**other), JobFolder(out, runs, bool))
     # A run belongs to the pretraining that it began with.
     for path in (out / "pretraining").iterdir():
         path.unlink()
     with pytest.raises(InputError, match="rates/linear_transformer_frozen.jsonl is of another config"):
-        run_transfer(grid._replace(**longer), Place(out, runs, bool))
+        run_transfer(grid._replace(**longer), JobFolder(out, runs, bool))
 
 
 def test_lost_weights_are_made_again_if_a_run_needs_them(quick, tmp_path):
     grid, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
-    run_transfer(grid, Place(out, runs, bool))
+    run_transfer(grid, JobFolder(out, runs, bool))
     (out / "runs" / "linear_transformer_frozen_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    run_transfer(grid, Place(out, runs, bool))
+    run_transfer(grid, JobFolder(out, runs, bool))
     assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
     (out / "runs" / "linear_transformer_from_scratch_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    run_transfer(grid, Place(out, runs, bool))
+    run_transfer(grid, JobFolder(out, runs, bool))
     assert quick.trained == ["linear_transformer_from_scratch_1_seed_1"]  # which needs no weights
-    # The same of lines that are put together.
-    place = Place(out, runs, bool)
-    put_together(place)
+    # The same with merged lines.
+    job_folder = JobFolder(out, runs, bool)
+    merge_job_files(job_folder)
     lost = lambda line: (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 1)
-    write_jsonl(out / "runs.jsonl", [line for line in made_lines(out) if not lost(line)])
+    write_jsonl(out / "runs.jsonl", [line for line in read_job_lines(out) if not lost(line)])
     quick.trained.clear()
-    assert run_transfer(grid, place) == []
+    assert run_transfer(grid, job_folder) == []
     assert quick.trained == ["linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
-    assert len(made_lines(out)) == 8 and len(made_lines(out, PRETRAINING)) == 1
+    assert len(read_job_lines(out)) == 8 and len(read_job_lines(out, PRETRAINING)) == 1
     # What needs them waits while another process makes them.
     (out / "runs" / "linear_transformer_frozen_1_seed_1.jsonl").unlink()
     quick.trained.clear()
-    with begun_here(runs / "pretraining_linear_transformer_plain.lock"):
-        left = run_transfer(grid, place)
+    with try_lock(runs / "pretraining_linear_transformer_plain.lock"):
+        left = run_transfer(grid, job_folder)
     assert left == ["pretraining_linear_transformer_plain", "linear_transformer_frozen_1_seed_1"]
     assert not quick.trained
 
 
 def test_what_needs_another_process_is_left(quick, tmp_path):
     grid, out, runs = study_in(tmp_path), tmp_path / "out", tmp_path / "runs"
-    with begun_here(runs / "pretraining_linear_transformer_plain.lock"):
-        left = run_transfer(grid, Place(out, runs, bool))
+    with try_lock(runs / "pretraining_linear_transformer_plain.lock"):
+        left = run_transfer(grid, JobFolder(out, runs, bool))
     assert len(left) == 1 + 1 + 4 and all("frozen" in name or "plain" in name for name in left)
-    assert {line["arm"] for line in made_lines(out)} == {"from scratch"}
-    assert run_transfer(grid, Place(out, runs, bool)) == [] and len(made_lines(out)) == 8
+    assert {line["arm"] for line in read_job_lines(out)} == {"from scratch"}
+    assert run_transfer(grid, JobFolder(out, runs, bool)) == [] and len(read_job_lines(out)) == 8
 
 
 def test_a_run_that_fails_has_a_line(quick, tmp_path):
     quick.lost = ("linear_transformer_frozen_1_seed_0",)
     out = tmp_path / "out"
-    run_transfer(study_in(tmp_path), Place(out, tmp_path / "runs", bool))
-    (line,) = (x for x in made_lines(out) if "failed" in x)
+    run_transfer(study_in(tmp_path), JobFolder(out, tmp_path / "runs", bool))
+    (line,) = (x for x in read_job_lines(out) if "failed" in x)
     assert line["failed"] == "loss nan" and (line["arm"], line["share"], line["seed"]) == ("frozen", 1.0, 0)
 
 
 def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path):
     quick.lost = ("linear_transformer_plain",)
     out = tmp_path / "out"
-    assert run_transfer(study_in(tmp_path, families=FAMILIES), Place(out, tmp_path / "runs", bool)) == []
-    lines = made_lines(out)
+    assert run_transfer(study_in(tmp_path, families=FAMILIES), JobFolder(out, tmp_path / "runs", bool)) == []
+    lines = read_job_lines(out)
     failed = [line for line in lines if "failed" in line]
     assert len(lines) == 16 and {line["failed"] for line in failed} == {"pretraining: loss nan"}
     assert {(line["family"], line["arm"]) for line in failed} == {("linear_transformer", "frozen")}
@@ -164,10 +164,10 @@ def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_whole_study_of_a_small_model(tmp_path):
+def test_the_full_study_of_a_small_model(tmp_path):
     grid, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
-    assert run_transfer(grid, Place(out, runs, bool)) == []
-    lines = made_lines(out)
+    assert run_transfer(grid, JobFolder(out, runs, bool)) == []
+    lines = read_job_lines(out)
     assert len(lines) == 4 and all(0 <= line["accuracy_low"] <= line["accuracy"] <= 1 for line in lines)
     assert {line["split"] for line in lines} == {"test"} and {line["tokens"] for line in lines} == {16}
     (pretrained,) = read_jsonl(out / "pretraining" / "linear_transformer_plain.jsonl")
@@ -177,7 +177,7 @@ def test_the_whole_study_of_a_small_model(tmp_path):
     assert {line["verdict"] for line in read_jsonl(out / "verdicts.jsonl")} == {NOT_RUN}
 
 
-def scored(family, seed, accuracy, arm="frozen", share=0.1):
+def score_line(family, seed, accuracy, arm="frozen", share=0.1):
     return {"family": family, "arm": arm, "share": share, "seed": seed, "rate": 1e-3, "accuracy": accuracy} | {
         "accuracy_low": accuracy - 0.01,
         "majority": 0.5,
@@ -187,12 +187,12 @@ def scored(family, seed, accuracy, arm="frozen", share=0.1):
     }
 
 
-def judged(points, lines=(), over=None, base=0.8):
-    """What is said of flash that has so many points more than attention, seed by seed."""
+def judge(points, lines=(), over=None, base=0.8):
+    """Returns the verdict on flash if it has these points more than attention, by seed."""
     rule = NoWorse("frozen", "flash", "attention", 2.0, over=over)
-    own = [scored("attention", seed, base) for seed in range(len(points))]
-    own += [scored("flash", seed, base + x / 100) for seed, x in enumerate(points)]
-    return rule.verdict_line([*own, *lines], [], 0.1)
+    scores = [score_line("attention", seed, base) for seed in range(len(points))]
+    scores += [score_line("flash", seed, base + x / 100) for seed, x in enumerate(points)]
+    return rule.verdict_line([*scores, *lines], [], 0.1)
 
 
 @pytest.mark.parametrize(
@@ -209,23 +209,25 @@ def judged(points, lines=(), over=None, base=0.8):
     ],
 )
 def test_a_verdict_needs_three_seeds_that_agree(points, verdict):
-    others = [scored("flash", seed, 0.1, share=1.0) for seed in range(3)]
-    others += [scored("flash", seed, 0.1, arm="from scratch") for seed in range(3)]
-    found = judged(points, others)
-    assert found["verdict"] == verdict and found["figure"].startswith(", ".join(f"{x:+.1f}" for x in points))
+    others = [score_line("flash", seed, 0.1, share=1.0) for seed in range(3)]
+    others += [score_line("flash", seed, 0.1, arm="from scratch") for seed in range(3)]
+    verdict_line = judge(points, others)
+    assert verdict_line["verdict"] == verdict and verdict_line["figure"].startswith(
+        ", ".join(f"{x:+.1f}" for x in points)
+    )
     if points:
-        assert re.fullmatch(r".* \(± 1\.[5-7]\)", found["figure"])
+        assert re.fullmatch(r".* \(± 1\.[5-7]\)", verdict_line["figure"])
         failed = {"family": "flash", "arm": "frozen", "share": 0.1, "seed": 9, "rate": 1e-3, "failed": "loss nan"}
-        assert judged(points, [*others, failed, scored("attention", 9, 0.8)])["verdict"] == UNDECIDED
+        assert judge(points, [*others, failed, score_line("attention", 9, 0.8)])["verdict"] == UNDECIDED
 
 
 def test_the_error_is_that_of_texts_drawn_again():
     """The 95 % interval of a difference of gains, against accuracies that are drawn."""
     shares = {"flash": (0.8, 0.7), "attention": (0.85, 0.6)}
     lines = [
-        scored(family, seed, x, arm)
-        for family, own in shares.items()
-        for arm, x in zip(("frozen", "from scratch"), own, strict=True)
+        score_line(family, seed, x, arm)
+        for family, accuracies in shares.items()
+        for arm, x in zip(("frozen", "from scratch"), accuracies, strict=True)
         for seed in range(3)
     ]
     rule = NoWorse("frozen", "flash", "attention", 2.0, over="from scratch")
@@ -238,41 +240,43 @@ def test_the_error_is_that_of_texts_drawn_again():
 
 def test_gains_are_compared_if_there_are_any():
     scratch = lambda attention, flash: [
-        scored(family, seed, x, arm="from scratch")
+        score_line(family, seed, x, arm="from scratch")
         for family, x in (("attention", attention), ("flash", flash))
         for seed in range(3)
     ]
     equal = (0.0, 0.0, 0.0)
-    assert judged(equal, scratch(0.7, 0.7), "from scratch")["verdict"] == UNDECIDED  # ± 2.3: not within two points
-    assert judged(equal, scratch(0.7, 0.69), "from scratch")["verdict"] == HOLDS
-    assert judged(equal, scratch(0.7, 0.75), "from scratch")["verdict"] == FAILS
-    nothing = judged(equal, scratch(0.79, 0.78), "from scratch")
+    assert judge(equal, scratch(0.7, 0.7), "from scratch")["verdict"] == UNDECIDED  # ± 2.3: not within two points
+    assert judge(equal, scratch(0.7, 0.69), "from scratch")["verdict"] == HOLDS
+    assert judge(equal, scratch(0.7, 0.75), "from scratch")["verdict"] == FAILS
+    nothing = judge(equal, scratch(0.79, 0.78), "from scratch")
     assert nothing["verdict"] == UNDECIDED and "attention gains too little: +1.0, +1.0, +1.0" in nothing["figure"]
-    assert judged(equal, (), "from scratch")["verdict"] == NOT_RUN
+    assert judge(equal, (), "from scratch")["verdict"] == NOT_RUN
 
 
 def test_models_that_guess_decide_nothing():
-    found = judged((0.5, 0.5, 0.5), base=0.505)
-    assert found["verdict"] == UNDECIDED and "the most frequent label: flash, attention" in found["figure"]
+    verdict_line = judge((0.5, 0.5, 0.5), base=0.505)
+    assert (
+        verdict_line["verdict"] == UNDECIDED and "the most frequent label: flash, attention" in verdict_line["figure"]
+    )
 
 
 def test_a_model_that_uses_no_context_decides_nothing():
     rule = NoWorse("frozen", "flash", "attention", 2.0, pretraining="plain", nats=5.5)
-    lines = [scored(family, seed, 0.8) for family in ("flash", "attention") for seed in range(3)]
+    lines = [score_line(family, seed, 0.8) for family in ("flash", "attention") for seed in range(3)]
     losses = lambda x, corpus="plain": [
         {"family": "attention", "pretraining": "plain", "loss": 4.0},
         {"family": "flash", "pretraining": corpus, "loss": x},
     ]
     assert rule.verdict_line(lines, losses(5.4), 0.1)["verdict"] == HOLDS
-    for pretrained in (losses(5.5), losses(4.0, "own"), losses(4.0)[:1]):  # or if nothing is known of it
-        found = rule.verdict_line(lines, pretrained, 0.1)
-        assert found["verdict"] == UNDECIDED and "context: flash" in found["figure"]
+    for pretrained in (losses(5.5), losses(4.0, "own"), losses(4.0)[:1]):  # or if its loss is missing
+        verdict_line = rule.verdict_line(lines, pretrained, 0.1)
+        assert verdict_line["verdict"] == UNDECIDED and "context: flash" in verdict_line["figure"]
 
 
 def test_the_table_has_means_and_spreads():
-    lines = [scored("flash", seed, accuracy) for seed, accuracy in enumerate((0.6, 0.7, 0.8))]
+    lines = [score_line("flash", seed, accuracy) for seed, accuracy in enumerate((0.6, 0.7, 0.8))]
     failed = {"family": "flash", "arm": "frozen", "share": 1.0, "seed": 0, "rate": 1e-3, "failed": "loss nan"}
-    first, second = summary([*lines, failed])
+    first, second = summarize([*lines, failed])
     assert (first["accuracy"], first["lowest"], first["highest"]) == (pytest.approx(0.7), 0.6, 0.8)
     assert first["matthews"] == pytest.approx(0.4) and second["failed"] == 1 and "accuracy" not in second
     baseline = {"arm": "baseline", "family": "most frequent label", "share": 0.1, "accuracy": 0.501}
@@ -283,18 +287,18 @@ def test_the_table_has_means_and_spreads():
 
 
 def test_baselines_are_of_the_same_texts(tmp_path):
-    """The word that tells the label stands behind what a row has."""
+    """The word that gives the label comes after the first `length` tokens."""
     grid = study_in(tmp_path)
     for split, count in (("train", 40), ("validation", 16), ("test", 16)):
         of = lambda label: {"text": "words that say nothing " + ("good", "dull")[label], "label": label}
         lines = [json.dumps(of(i % 2 if i % 5 else 1)) + "\n" for i in range(count)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines))
     grid.config.data.length = len("words that say nothing")
-    found = transfer_program.baselines(grid)
+    accuracies = transfer_program.baselines(grid)
     often = sum(i % 2 or not i % 5 for i in range(16)) / 16
     expected = {"most frequent label": often, "bag of words, whole texts": 1.0, "bag of words, as long as rows": often}
     for share in (0.5, 1.0):
-        assert {line["family"]: line["accuracy"] for line in found if line["share"] == share} == expected
+        assert {line["family"]: line["accuracy"] for line in accuracies if line["share"] == share} == expected
 
 
 def test_the_data_of_the_study_share_no_text(tmp_path, monkeypatch):
@@ -306,17 +310,19 @@ def test_the_data_of_the_study_share_no_text(tmp_path, monkeypatch):
     imdb = tmp_path / "imdb"
     imdb.mkdir()
     parts = {"test": texts[:100], "train": texts[90:400], "unlabelled": [*texts[390:1200], texts[0]]}
-    for name, own in parts.items():
-        columns = {"text": own} | ({} if name == "unlabelled" else {"label": [i % 2 for i in range(len(own))]})
+    for name, part_texts in parts.items():
+        columns = {"text": part_texts} | (
+            {} if name == "unlabelled" else {"label": [i % 2 for i in range(len(part_texts))]}
+        )
         pq.write_table(pa.table(columns), imdb / f"{name}.parquet")
     monkeypatch.setattr(script.design, "get_config", small_vocabulary)
     script.main(["data", str(imdb), f"--out={tmp_path}/out"])
     read = lambda path: pq.read_table(tmp_path / "out" / f"{path}.parquet")["text"].to_pylist()
     names = [f"labelled/{x}" for x in ("train", "validation", "test")]
     splits = {name: read(name) for name in [*names, "unlabelled/train", "unlabelled/validation"]}
-    everything = [text for own in splits.values() for text in own]
+    everything = [text for part_texts in splits.values() for text in part_texts]
     assert len(everything) == len({*everything}) == 1200
-    assert {name: len(own) for name, own in splits.items()} == {
+    assert {name: len(part_texts) for name, part_texts in splits.items()} == {
         "labelled/train": 270,
         "labelled/validation": 30,
         "labelled/test": 100,

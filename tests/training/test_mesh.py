@@ -13,7 +13,7 @@ from oracles import families as oracle_families
 from oracles.row import Family
 from small import tasks_of
 
-from benchmarks.lib.collectives import collectives
+from benchmarks.lib.collectives import count_collectives
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.share import single_host_share
@@ -106,7 +106,7 @@ class Run:
                 for batch in batches("packed" in common_forms(self.model.config.families))
             ]
             compiled = step.lower(state, placed[0]).compile()
-            self.traffic = collectives(compiled.as_text())
+            self.traffic = count_collectives(compiled.as_text())
             for batch in placed:
                 state, metrics = compiled(state, batch)
                 self.losses.append([float(metrics["loss"]), float(metrics["grad_norm"])])

@@ -1,11 +1,11 @@
-"""How much AFT's position bias helps: window sizes and longer rows, on bytes, as in the paper's table on enwik8.
+"""How much AFT's position bias helps: window sizes and longer sequences, on bytes, as in the paper's table on enwik8.
 
     python -m flash_lm.sweep --config=studies/claims/configs/aft.py --split=test --workdir=runs/aft \
         --config.data.corpus=hf --config.data.path=$DATA/wikitext2
 
 These criteria were set before the first run. They apply to bits per byte on the test split, and each must hold with
 every seed. A medium window is best if window 32 is below both AFT-simple and AFT-full by at least 1 %. AFT-local gains
-from longer rows if 1024 is below 512 and 2048 is below 1024 by at least 1 %. AFT-simple is as good as the Linear
+from longer sequences if 1024 is below 512 and 2048 is below 1024 by at least 1 %. AFT-simple is as good as the Linear
 Transformer if neither is 1 % below the other. The learning rate of the bias was chosen with seed 0, on the validation
 split of another corpus (wiki).
 """

@@ -1,11 +1,11 @@
-"""The runs of the claims on FLASH and its parts: three seeds of each, about a minute a run on two cores.
+"""The runs of the claims on FLASH and its parts: three seeds of each, about a minute per run on two cores.
 
     python -m flash_lm.sweep --config=studies/claims/configs/books.py --split=test --workdir=runs/books \
         --config.data.corpus=hf --config.data.path=$DATA/books
     python -m studies.claims --study=books --runs=runs/books
 
-A sweep continues where it stopped, so the runs can be spread over days; a claim without finished runs says so.
-The files beside it are those of FLASH's divisor and positions, and of AFT.
+A sweep continues where it stopped, so the runs can be spread over days. A claim without finished runs says so.
+The other files of this folder are those of FLASH's divisor and positions, and of AFT.
 """
 
 from ml_collections import ConfigDict
@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from flash_lm.configs import quickstart
 
 SEEDS = (0, 1, 2)
-_ROWS_OF_4096 = {"model.max_length": 4096, "data.tokens_per_batch": 4096, "train.steps": 250, "train.warmup_steps": 25}
+_LENGTH_4096 = {"model.max_length": 4096, "data.tokens_per_batch": 4096, "train.steps": 250, "train.warmup_steps": 25}
 
-# name -> what differs from the FLASH of `get_config`
+# name -> keys that differ from the FLASH of `get_config`
 RUNS = {
     "flash": {},
     "flash_local": {"model.chunks.global_attention": False},
@@ -35,8 +35,8 @@ RUNS = {
     "layers_3": {"model.num_layers": 3},
     "linear_transformer": {"model.family": "linear_transformer"},
     "transformer": {"model.family": "transformer"},
-    "flash_4096": _ROWS_OF_4096,
-    "transformer_plus_plus_4096": {"model.family": "transformer_plus_plus", **_ROWS_OF_4096},
+    "flash_4096": _LENGTH_4096,
+    "transformer_plus_plus_4096": {"model.family": "transformer_plus_plus", **_LENGTH_4096},
 }
 
 
@@ -52,7 +52,7 @@ def get_config() -> ConfigDict:
         linear={"chunk_size": 128},
         max_length=512,
     )
-    # As the runs that are there.
+    # As in the recorded runs.
     config.model.update(residual_init="as_init", scale_init="as_init", divides="weights")
     config.data.vocab_size = 2048
     config.train.update(steps=500, warmup_steps=50, eval_every=100, eval_steps=20)
@@ -60,5 +60,5 @@ def get_config() -> ConfigDict:
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
-    # A whole seed first, so that what there is can be compared.
+    # One seed of every run first, so that finished runs can be compared.
     return {f"{name}_seed_{seed}": {**changes, "seed": seed} for seed in SEEDS for name, changes in RUNS.items()}

@@ -1,4 +1,4 @@
-"""The divisor of FLASH's appendix, which divides scores, beside what was the default, which divides weights.
+"""The divisor of FLASH's appendix, which divides scores, against the former default, which divides weights.
 
     STUDY="python -m flash_lm.sweep --config=studies/claims/configs/divisor.py --split=test --config.data.corpus=hf"
     $STUDY --workdir=runs/divisor/rows_of_512 --lengths=512,2048,8192 --config.data.path=$DATA/wiki
@@ -8,15 +8,16 @@
         --config.data.pack=documents
     $STUDY --workdir=runs/divisor/masked --lengths=512 --config.data.path=$DATA/wiki --config.task=masked_lm
 
-What was the default: of causal models the number of visible keys (count), of masked ones `data.length` (constant).
-When the runs were made, `divides=scores` was `normalizer=paper_512` (2048 in rows of 2048), and computed the same.
+The former default is the number of visible keys (count) in causal models, and `data.length` (constant) in masked ones.
+When the runs were made, `divides=scores` was `normalizer=paper_512` (2048 at sequence length 2048), and computed the
+same.
 
 Criteria, set before the first run, as in flash.py: `scores` becomes the default of causal models only if it is no
 worse than the count (perplexity on the test split at most 1.02 times the count's) with every seed, for FLASH and
 FLASH-Quad, in the first three settings, at the training length and at four times that length, and if at sixteen times
 it does not break down where the count does not (at most 1.02 times the count's, too). It becomes that of masked models
 only if it is no worse than the constant with every seed in the last setting. A failure of FLASH-Quad alone keeps its
-default alone. It has been better for FLASH with one seed of larger models (studies/quality), which is why it is tried.
+default alone. It was better for FLASH with one seed of larger models (studies/quality), so it is tried here.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Two choices that FLASH leaves open: the divisor N of attention without softmax, and how positions are encoded.
+"""Two choices that FLASH leaves open: the divisor N of attention without softmax, and the encoding of positions.
 
     STUDY="python -m flash_lm.sweep --config=studies/claims/configs/flash.py --split=test --config.data.corpus=hf"
     $STUDY --workdir=runs/flash/rows_of_512 --lengths=512,2048,8192 --config.data.path=$DATA/wiki
@@ -28,20 +28,20 @@ FAMILIES = ("flash", "flash_quad")
 def get_config() -> ConfigDict:
     config = books.get_config()
     config.data.length = 512
-    config.model.max_length = 8192  # what is scored; these positions have no table
+    config.model.max_length = 8192  # longest scored length; these positions have no table
     return config
 
 
 def get_runs(config: ConfigDict) -> dict[str, dict]:
     count, constant = {"model.normalizer": "count"}, {"model.normalizer": str(config.data.length)}
-    runs = _with_seeds(count=count, constant=constant)
+    runs = _repeat_over_seeds(count=count, constant=constant)
     if (config.data.length, config.data.pack) == (512, "stream"):
         rotary = {"model.absolute_positions": "none", "model.gau.relative_bias": "none"}
-        runs |= _with_seeds(rotary=count | rotary) | _with_seeds(length={"model.normalizer": "length"})
+        runs |= _repeat_over_seeds(rotary=count | rotary) | _repeat_over_seeds(length={"model.normalizer": "length"})
     return runs
 
 
-def _with_seeds(**kinds: dict) -> dict[str, dict]:
+def _repeat_over_seeds(**kinds: dict) -> dict[str, dict]:
     return {
         f"{family}_{kind}_seed_{seed}": {"model.family": family, **changes, "seed": seed}
         for seed in books.SEEDS

@@ -1,9 +1,9 @@
-"""Warm-up, stable, decay: one run at a constant rate, and runs that branch off it and decay, each of another budget.
+"""Warmup-stable-decay: one run at a constant rate, and a decay that branches off it for each budget.
 
     python -m flash_lm.sweep --config=studies/defaults/configs/decays.py --split=test --workdir=runs/decays
 
-Each decay is the last fifth of its budget, by 1 − √ as Hägele et al. 2024 (arXiv:2405.18392) recommend, and at the
-largest budget also linear. A branch is the run of its schedule from the beginning, to the bit, at a fifth of the price.
+Each decay is the last fifth of its budget, by 1 − √ as Hägele et al. 2024 (arXiv:2405.18392) recommend. At the largest
+budget a linear decay is also trained. A branch equals a full run of its schedule, to the bit, at a fifth of the cost.
 """
 
 from ml_collections import ConfigDict
@@ -24,7 +24,7 @@ def get_runs(config: ConfigDict) -> dict[str, dict]:
     tokens = config.data.tokens_per_batch
     shortest, longest = min(BUDGETS), max(BUDGETS)
     every = shortest - shortest // PART
-    found = {"stable": {"train.steps": longest - longest // PART, "train.checkpoint_every": every, "train.keep": 99}}
+    runs = {"stable": {"train.steps": longest - longest // PART, "train.checkpoint_every": every, "train.keep": 99}}
     for steps in BUDGETS:
         decay = steps // PART
         branch = {
@@ -33,5 +33,5 @@ def get_runs(config: ConfigDict) -> dict[str, dict]:
             "train.decay_steps": decay,
             "train.branch_from": f"{{workdir}}/stable@{steps - decay}",
         }
-        found[f"sqrt_{steps}"] = branch | {"train.schedule": "sqrt"}
-    return found | {f"linear_{longest}": branch | {"train.schedule": "linear"}}
+        runs[f"sqrt_{steps}"] = branch | {"train.schedule": "sqrt"}
+    return runs | {f"linear_{longest}": branch | {"train.schedule": "linear"}}

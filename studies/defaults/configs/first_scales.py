@@ -1,4 +1,4 @@
-"""What γ of a gated unit's queries and keys starts with, in masked language models of two layers on IMDb's reviews.
+"""Initial values of γ of a gated unit's queries and keys, in masked language models of two layers on IMDb's reviews.
 
     python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
     STUDY="python -m flash_lm.sweep --config=studies/defaults/configs/first_scales.py --split=validation"
@@ -20,7 +20,7 @@ SEEDS = (1, 2)
 def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.task = "masked_lm"
-    config.model.update(num_layers=2, max_length=256, divides="weights")  # as the runs that are there
+    config.model.update(num_layers=2, max_length=256, divides="weights")  # as in the recorded runs
     config.model.residual_init = "as_init"  # by default it follows scale_init
     config.data.update(corpus="hf", path="runs/transfer/data/unlabelled", length=256, vocab_size=4096)
     config.data.tokenizer_path = "runs/transfer/data/tokenizer.model"

@@ -4,8 +4,8 @@
     python -m flash_lm.sweep --config=studies/defaults/configs/masked_linear.py --workdir=runs/masked_linear \
         --split=validation
 
-Everything but what a run names is as in that pretraining (studies/transfer/config.py), seed 0. A run has learned
-context if its loss is below 5.5 nats, the limit of that study; frequencies alone have 6.2. One seed tells what can
+Every run changes only what its name says in that pretraining (studies/transfer/config.py), seed 0. A run has learned
+context if its loss is below 5.5 nats, the limit of that study. Frequencies alone have 6.2. One seed shows what can
 happen.
 """
 

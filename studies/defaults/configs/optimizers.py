@@ -1,10 +1,10 @@
-"""Optimizers beside each other, each at its own learning rate.
+"""Compares optimizers, each at its tuned learning rate.
 
     python -m flash_lm.sweep --config=quickstart --runs=studies/defaults/configs/optimizers.py \
         --tune=train.learning_rate --budget=2M --workdir=runs/optimizers
 
-Schedule-free AdamW has no decay: the average of its iterates, which is what is scored, takes its place. The average of
-AdamW (train.ema) is scored beside its last parameters, as ema_loss in metrics.jsonl.
+Schedule-free AdamW has no decay: the average of its iterates is scored instead. The average of AdamW (train.ema) is
+scored in addition to its last parameters, as ema_loss in metrics.jsonl.
 """
 
 from ml_collections import ConfigDict

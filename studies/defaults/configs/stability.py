@@ -1,4 +1,4 @@
-"""What keeps a Transformer++ stable at learning rates that are too high for it.
+"""Methods that keep a Transformer++ stable at learning rates that are too high for it.
 
     python -m flash_lm.sweep --config=studies/defaults/configs/stability.py --workdir=runs/stability
 

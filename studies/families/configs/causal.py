@@ -4,7 +4,7 @@
     python -m studies.tables --table=families --scale=small --corpus=$DATA/books --split=validation \
         --out=studies/families/results/causal
 
-Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to fifteen minutes a run.
+Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to fifteen minutes per run.
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,7 @@
     python -m studies.tables --table=families_masked --scale=small --corpus=$DATA/books --split=validation \
         --out=studies/families/results/masked
 
-Not a table of a paper. Linformer and Nyströmformer have no causal form; the other four are there to compare.
+Not a table of a paper. Linformer and Nyströmformer have no causal form. The other four are for comparison.
 """
 
 from ml_collections import ConfigDict
@@ -14,7 +14,7 @@ TITLE = "Masked language models at one size"
 METRIC = "perplexity"
 BASELINE = "transformer_plus_plus"
 
-# At the small size a narrower MLP, so that the slots' projections do not make the model larger than the others.
+# A narrower MLP at the small size, so that the slots' projections do not make the model larger than the others.
 _SMALL = {"linformer": {"model.linformer.slots": 64, "model.linformer.share_slots": "kv", "model.mlp_dim": 384}}
 
 
@@ -26,8 +26,8 @@ def get_config(scale: str = "paper") -> ConfigDict:
 
 def get_runs(scale: str = "paper") -> dict[str, dict]:
     names = (BASELINE, "flash_quad", "flash", "linear_transformer", "linformer", "nystromformer")
-    own = _SMALL if scale == "small" else {}
-    return {name: {"model.family": name} | own.get(name, {}) for name in names}
+    changes = _SMALL if scale == "small" else {}
+    return {name: {"model.family": name} | changes.get(name, {}) for name in names}
 
 
 def get_figures(scale: str = "paper") -> dict[str, float]:

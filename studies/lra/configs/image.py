@@ -1,10 +1,10 @@
-"""The image task of Long Range Arena: grey CIFAR-10 as rows of 1024 pixels, 200 epochs in batches of 256; for a GPU.
+"""The image task of Long Range Arena: grey CIFAR-10, 1024 pixels per sequence, 200 epochs in batches of 256; for a GPU.
 
     python -m flash_lm.train --config=studies/lra/configs/image.py --config.data.path=$DATA/cifar
 
 `data.path` has train/LABEL/NAME.png and test/LABEL/NAME.png, or MNIST's idx files (then set model.max_length=785). A
-copy of CIFAR-10 in JPEG files is not the original: say so beside its figures. The published attention is 64 wide, half
-of ours, its 35,000 steps see all of the training images, and it has a hidden layer before the labels.
+copy of CIFAR-10 in JPEG files is not the original: say so with its figures. The published attention is 64 wide, half of
+ours. Its 35,000 steps see all of the training images, and it has a hidden layer before the labels.
 """
 
 from ml_collections import ConfigDict

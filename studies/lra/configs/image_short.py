@@ -1,9 +1,9 @@
-"""MNIST as rows of 784 pixels, for two cores. Its figures are not those of Long Range Arena, which has CIFAR-10.
+"""MNIST, 784 pixels per sequence, for two cores. Its figures are not those of Long Range Arena, which has CIFAR-10.
 
     python -m flash_lm.train --config=studies/lra/configs/image_short.py --config.data.path=$DATA/mnist
     python -m flash_lm.sweep --config=studies/lra/configs/image_short.py --config.data.path=$DATA/mnist --split=test
 
-The sweep trains each family from scratch, and on filling in its own rows and then on labels.
+The sweep trains each family from scratch, and with masked pretraining on its training sequences.
 """
 
 from ml_collections import ConfigDict

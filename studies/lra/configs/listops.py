@@ -1,9 +1,10 @@
-"""ListOps of Long Range Arena at its published size: 500 to 2000 symbols, 5000 steps of 32 rows; for a GPU.
+"""ListOps of Long Range Arena at its published size: 500 to 2000 symbols, 5000 steps of 32 sequences; for a GPU.
 
     python -m flash_lm.train --config=studies/lra/configs/listops.py --config.model.family=flash
 
-Width 512, 8 heads, 4 layers with feed-forwards of 1024, as in the published code, and the features of the first
-token. Its schedule, the inverse square root of the step from 0.05, and its hidden layer before the labels are not here.
+Width 512, 8 heads, 4 layers with feed-forward layers of 1024, as in the published code, and the features of the first
+token. The published schedule, the inverse square root of the step from 0.05, and the hidden layer before the labels are
+left out.
 """
 
 from ml_collections import ConfigDict

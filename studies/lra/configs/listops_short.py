@@ -3,8 +3,8 @@
     python -m flash_lm.train --config=studies/lra/configs/listops_short.py --config.model.family=flash
     python -m flash_lm.sweep --config=studies/lra/configs/listops_short.py --split=test
 
-The sweep trains each family from scratch, and on filling in its own rows and then on labels. The rule is that of the
-published task (`data/synthetic/listops.py`).
+The sweep trains each family from scratch, and with masked pretraining on its training sequences. The rule is that of
+the published task (`data/synthetic/listops.py`).
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""The text task of Long Range Arena: IMDb's reviews as bytes, rows of 4096, 20,000 steps of 32 rows; for a GPU.
+"""The text task of Long Range Arena: IMDb's reviews as 4096 bytes, 20,000 steps of 32 sequences; for a GPU.
 
     python -m flash_lm.train --config=studies/lra/configs/text.py --config.data.path=$DATA/imdb
 
 `data.path` has train and test as parquet or JSON lines, with columns text and label. The published code tests on the
-split that it also validates on; here validation is held out of training. Its rows have 1000 bytes in the repository and
-4096 in later papers. It has a hidden layer before the labels.
+split that it also validates on. Here validation is held out of training. The published sequences have 1000 bytes in the
+repository and 4096 in later papers. The published model has a hidden layer before the labels.
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
-"""IMDb's reviews as bytes in rows of 1024, for two cores. Its figures are not those of Long Range Arena.
+"""IMDb's reviews as sequences of 1024 bytes, for two cores. Its figures are not those of Long Range Arena.
 
     python -m flash_lm.train --config=studies/lra/configs/text_short.py --config.data.path=$DATA/imdb
     python -m flash_lm.sweep --config=studies/lra/configs/text_short.py --config.data.path=$DATA/imdb --split=test
 
-The sweep trains each family from scratch, and on filling in its own rows and then on labels.
+The sweep trains each family from scratch, and with masked pretraining on its training sequences.
 """
 
 from ml_collections import ConfigDict

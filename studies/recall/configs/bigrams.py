@@ -1,4 +1,4 @@
-"""In-context bigrams: rows of 256 symbols out of 16, each row with its own table of what follows what.
+"""In-context bigrams: sequences of 256 out of 16 symbols, each with a different table of transitions.
 
 python -m flash_lm.train --config=studies/recall/configs/bigrams.py --config.model.family=flash
 """

@@ -1,4 +1,4 @@
-"""Associative recall (MQAR) for a few minutes on one core: 4 and 8 pairs in rows of 64, 256 words.
+"""Associative recall (MQAR) for a few minutes on one core: 4 and 8 pairs in sequences of 64, 256 words.
 
 python -m flash_lm.train --config=studies/recall/configs/mqar.py --workdir=runs/mqar --config.model.family=based
 """

@@ -1,19 +1,20 @@
-"""The published mix of associative recall: 4 to 64 pairs in rows of 64 to 256, 8192 words; for a GPU.
+"""The published mix of associative recall: 4 to 64 pairs in sequences of 64 to 256, 8192 words; for a GPU.
 
     python -m flash_lm.train --config=studies/recall/configs/mqar_published.py --config.model.family=flash
     python -m flash_lm.evaluate --workdir=runs/mqar_published --lengths=1024 --slices=parts
 
 "Simple linear attention language models balance the recall-throughput tradeoff" (Arora et al. 2024, arXiv:2402.18668,
-figure 2): 180,000 rows, 32 epochs in batches of 256, widths of 64 to 512, two layers, AdamW with decay 0.1, four rates
-from 1e-3 to 10^-1.5, tests of up to 256 pairs in 1024 tokens. There each layer is a short convolution and then the
-mixer, without feed-forwards and positions; here families are as they are, with `model.short_convolution` if you set it.
+figure 2): 180,000 sequences, 32 epochs in batches of 256, widths of 64 to 512, two layers, AdamW with decay 0.1, four
+rates from 1e-3 to 10^-1.5, tests of up to 256 pairs in 1024 tokens. In the paper each layer is a short convolution and
+then the mixer, without feed-forward layers and positions. Here families are unchanged, with `model.short_convolution`
+if you set it.
 """
 
 from ml_collections import ConfigDict
 
 from flash_lm.configs import base
 
-LONGEST = 1024  # of the test
+LONGEST = 1024  # sequence length of the test
 
 
 def get_config() -> ConfigDict:

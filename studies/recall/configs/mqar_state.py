@@ -3,10 +3,10 @@
     python -m studies.recall --config=studies/recall/configs/mqar_state.py --runs=runs/state \
         --out=studies/recall/results/state
 
-In the first study (mqar_as_measured.py) the models with the largest states are others than those that recall most, so
-that study cannot tell what a state can hold from how fast a model learns. Here width, parameters, steps and rates are
-those of the first study, and a model whose best rate is the lowest or the highest is trained at up to two further ones.
-A head of width E keeps E² sums, so half as many heads are twice the state.
+In the first study (mqar_as_measured.py) the models with the largest states are not those that recall most. So that
+study cannot separate the capacity of a state from how fast a model learns. Here width, parameters, steps and rates are
+those of the first study, and a model whose best rate is the lowest or the highest is trained at up to two further
+rates. A head of width E keeps E² sums, so half as many heads have twice the state.
 
 Set before the first run: recall grows with the state if the rank correlation of state bytes and accuracy is at least
 0.7 with every seed, as in the first study.

@@ -1,4 +1,4 @@
-"""A needle in a haystack of bytes, rows of 512: a code is asked for at the end of a text.
+"""A needle in a haystack of bytes, sequences of 512: the end of a text asks for a code from inside it.
 
 python -m flash_lm.train --config=studies/recall/configs/needle.py --config.model.family=flash
 python -m flash_lm.evaluate --workdir=runs/needle --slices=parts    # by depth

@@ -5,7 +5,7 @@
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --config.data.copy.reverse=True \
         --runs=runs/seq2seq_reverse --out=runs/seq2seq/reverse
 
-Both words share a row of 64 tokens, and with an encoder each has 32; a run ends at 99.9 %. The study is in
+Both words share a sequence of 64 tokens. With an encoder each has 32. A run ends at 99.9 %. The study is in
 studies/seq2seq/README.md.
 """
 
@@ -17,12 +17,13 @@ from studies.seq2seq.models import MORE_SEEDS, RATES  # noqa: F401 (the study re
 _DIM, _ROWS = 64, 64
 
 
-def _of_length(length: int) -> dict[str, int]:
+def _length_keys(length: int) -> dict[str, int]:
     return {"model.max_length": length, "data.tokens_per_batch": length * _ROWS}
 
 
 MODELS = {
-    name: keys | _of_length(32 if keys["task"] == "seq2seq" else 64) for name, keys in study_models.models(_DIM).items()
+    name: keys | _length_keys(32 if keys["task"] == "seq2seq" else 64)
+    for name, keys in study_models.models(_DIM).items()
 }
 RULES = study_models.rules("accuracy", 0.01)
 

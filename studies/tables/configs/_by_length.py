@@ -1,4 +1,4 @@
-"""Shared by the tables of FLASH: families at 512 … 8192 tokens, each beside Transformer++ of the same length."""
+"""Shared by the tables of FLASH: families at 512 … 8192 tokens, compared with Transformer++ at the same length."""
 
 from studies.tables.configs._small_scale import shrunk_length
 
@@ -10,7 +10,7 @@ LENGTHS = {"paper": (512, 1024, 2048, 4096, 8192), "small": (512, 2048, 8192)}
 
 
 def runs(scale: str = "paper") -> dict[str, dict]:
-    """Named after the family and the length."""
+    """Returns the runs, named by family and length."""
     return {
         f"{family}_{length}": {"model.family": family, "model.max_length": length}
         for length in (shrunk_length(length, scale) for length in LENGTHS[scale])
@@ -19,10 +19,10 @@ def runs(scale: str = "paper") -> dict[str, dict]:
 
 
 def figures(of_runs: dict[tuple[str, int], float], scale: str) -> dict[str, float]:
-    """The paper's figures by (family, length), by the name of the run that stands for them."""
+    """Returns the paper's figures by name of the run, from those by (family, length)."""
     return {f"{family}_{shrunk_length(length, scale)}": value for (family, length), value in of_runs.items()}
 
 
 def baseline(run: str) -> str:
-    """The run that a run's speed is compared with."""
+    """Returns the run whose speed a run is compared with."""
     return f"transformer_plus_plus_{run.rpartition('_')[2]}"

@@ -6,7 +6,7 @@ _LENGTH_DIVISOR = 4
 
 
 def shrink(config: ConfigDict) -> ConfigDict:
-    """The config in 200 steps of 2 layers of 128, with the task, the tokenizer and the family that it has."""
+    """Shrinks a config to 200 steps of 2 layers of 128; task, tokenizer and family stay."""
     config.model.update(
         num_layers=2,
         model_dim=128,
@@ -38,5 +38,5 @@ def shrink(config: ConfigDict) -> ConfigDict:
 
 
 def shrunk_length(length: int, scale: str) -> int:
-    """Of the rows that stand for the paper's rows of this length."""
+    """Returns the sequence length that replaces the paper's at this scale."""
     return length // _LENGTH_DIVISOR if scale == "small" else length

@@ -1,4 +1,4 @@
-"""Masked LM on C4 at 512 … 8192 tokens: perplexity of masked tokens against time a step (FLASH, section 4).
+"""Masked LM on C4 at 512 … 8192 tokens: perplexity of masked tokens against time per step (FLASH, section 4).
 
     python -m studies.tables --table=c4 --out=studies/tables/results/c4
     python -m studies.tables --table=c4 --scale=small --corpus=stdlib --out=runs/c4

@@ -1,4 +1,4 @@
-"""Bits a byte of enwik8, rows of 1024: AFT against Transformers, linear and not (AFT, section 5).
+"""Bits per byte of enwik8, sequence length 1024: AFT against Transformers, linear and not (AFT, section 5).
 
     python -m studies.tables --table=enwik8 --corpus=enwik8 --out=studies/tables/results/enwik8
     python -m studies.tables --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8
@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 from flash_lm.configs import aft_local_enwik8
 from studies.tables.configs._small_scale import shrink
 
-TITLE = "AFT: bits a byte of enwik8, rows of 1024"
+TITLE = "AFT: bits per byte of enwik8, sequence length 1024"
 METRIC = "bits_per_byte"
 SHAPES = {"12x512": (12, 512), "24x256": (24, 256)}
-# (family, shape) -> the paper's bits a character of the test split
+# (family, shape) -> the paper's bits per character of the test split
 FIGURES = {
     ("transformer", "12x512"): 1.137,
     ("transformer", "24x256"): 1.130,
@@ -24,7 +24,7 @@ FIGURES = {
     ("aft_local", "24x256"): 1.154,
     ("aft_simple", "24x256"): 1.209,
 }
-# Those that the families at small scale stand for.
+# Replaced by one run per family at small scale.
 SMALL = [
     ("transformer", "12x512"),
     ("linear_transformer", "12x512"),

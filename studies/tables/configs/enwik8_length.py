@@ -1,8 +1,8 @@
-"""AFT-local's row length on enwik8, 24 layers of 256, window 32 (AFT, section 5).
+"""AFT-local's sequence length on enwik8, 24 layers of 256, window 32 (AFT, section 5).
 
     python -m studies.tables --table=enwik8_length --corpus=enwik8 --out=studies/tables/results/enwik8_length
 
-The paper: longer rows are better.
+The paper: longer sequences are better.
 """
 
 from ml_collections import ConfigDict
@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from flash_lm.configs import aft_local_enwik8
 from studies.tables.configs._small_scale import shrink, shrunk_length
 
-TITLE = "AFT-local: bits a byte of enwik8 by row length"
+TITLE = "AFT-local: bits per byte of enwik8 by sequence length"
 METRIC = "bits_per_byte"
-FIGURES = {1024: 1.154, 2048: 1.135, 4096: 1.134}  # length -> the paper's bits a character of the test split
+FIGURES = {1024: 1.154, 2048: 1.135, 4096: 1.134}  # length -> the paper's bits per character of the test split
 
 
 def get_config(scale: str = "paper") -> ConfigDict:

@@ -1,8 +1,8 @@
-"""AFT-local's window on enwik8, 24 layers of 256, rows of 1024 (AFT, section 5).
+"""AFT-local's window on enwik8, 24 layers of 256, sequence length 1024 (AFT, section 5).
 
     python -m studies.tables --table=enwik8_window --corpus=enwik8 --out=studies/tables/results/enwik8_window
 
-The paper finds 32 the best: bits a byte fall up to there, and rise slowly after it.
+The paper finds 32 the best: bits per byte fall up to it, and rise slowly after it.
 """
 
 from ml_collections import ConfigDict
@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from flash_lm.configs import aft_local_enwik8
 from studies.tables.configs._small_scale import shrink
 
-TITLE = "AFT-local: bits a byte of enwik8 by window"
+TITLE = "AFT-local: bits per byte of enwik8 by window"
 METRIC = "bits_per_byte"
-# window -> the paper's bits a character of the test split
+# window -> the paper's bits per character of the test split
 FIGURES = {
     0: 1.209,
     1: 1.205,

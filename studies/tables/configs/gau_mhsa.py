@@ -1,4 +1,4 @@
-"""A gated attention unit against attention with a feed-forward layer, at three sizes, rows of 512 (FLASH, section 4).
+"""A gated attention unit against attention with a feed-forward layer, at three sizes, length 512 (FLASH, section 4).
 
     python -m studies.tables --table=gau_mhsa --out=studies/tables/results/gau_mhsa
 

@@ -1,4 +1,4 @@
-"""Causal LM on PG-19 at 512 … 8192 tokens: perplexity a word against time a step (FLASH, section 4).
+"""Causal LM on PG-19 at 512 … 8192 tokens: perplexity per word against time per step (FLASH, section 4).
 
     python -m studies.tables --table=pg19 --out=studies/tables/results/pg19
     python -m studies.tables --table=pg19 --scale=small --corpus='books/*.txt' --out=runs/pg19

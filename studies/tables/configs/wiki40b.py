@@ -1,4 +1,4 @@
-"""Causal LM on Wiki-40B at 512 … 8192 tokens: perplexity a token against time a step (FLASH, section 4).
+"""Causal LM on Wiki-40B at 512 … 8192 tokens: perplexity per token against time per step (FLASH, section 4).
 
     python -m studies.tables --table=wiki40b --out=studies/tables/results/wiki40b
     python -m studies.tables --table=wiki40b --scale=small --corpus=stdlib --out=runs/wiki40b

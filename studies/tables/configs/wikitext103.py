@@ -1,4 +1,4 @@
-"""WikiText-103 at 43M parameters, rows of 512, compared with the figures of table 1 of the TNL paper (about 44M).
+"""WikiText-103 at 43M parameters, length 512, compared with the figures of table 1 of the TNL paper (about 44M).
 
     python -m studies.tables --table=wikitext103 --out=studies/tables/results/wikitext103
 
