@@ -149,7 +149,7 @@ def main(argv: list[str]) -> None:
     file, failed = arguments.out / "kills.jsonl", []
     file.unlink(missing_ok=True)
     # Kill a run of each family, and append its lines.
-    for family in words_of(arguments.families):
+    for family in split_words(arguments.families):
         command = [sys.executable, "-m", "flash_lm.train", f"--config={arguments.config}", *settings]
         command.append(f"--config.model.family={family}")
         with tempfile.TemporaryDirectory() as folder:

@@ -165,7 +165,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", default="configs/small.py")
     parser.add_argument(
         "--families",
-        default=" ".join([*with_form(causal=True), GROUPED]),
+        default=" ".join([*families_with_form(causal=True), GROUPED]),
         help="separated by spaces, each may have +key=value",
     )
     parser.add_argument("--contexts", default="256 1024 4096 16384 65536", help="separated by spaces or commas")

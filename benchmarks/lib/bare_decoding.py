@@ -72,7 +72,7 @@ class BareDecoding:
 
         def turn() -> float:
             # A new state per turn, so that two of the large states never exist at the same time.
-            carry = self.engine.unstacked(self.engine.start(rows, context))
+            carry = self.engine.unstack(self.engine.start(rows, context))
             positions_B = jnp.full(rows, context - tokens, jnp.int32)
             carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
             jax.block_until_ready(carry)

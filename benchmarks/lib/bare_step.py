@@ -92,7 +92,7 @@ class BareStep:
         chosen_BxL = jax.random.uniform(mask_key, shape) < share
         # Sources and prefixes: half of the sequence, or a source as long as it.
         sources = {
-            name: jnp.full((data.batch_size, *size), task.given.filling(data.length), jnp.int32)
+            name: jnp.full((data.batch_size, *size), task.conditioning.fill_value(data.length), jnp.int32)
             for name, size in task.added(data).items()
         }
         # cuDNN would get segment ids as an L×L array.

@@ -106,7 +106,7 @@ def _bucketed_inputs(mixer: Mixer, rng: np.random.Generator, shape: tuple[int, .
     combinations = core.buckets ** (sublayer.heads * core.rounds)
     many_1xNxD = rng.standard_normal((1, 8 * rows * length * combinations, width), np.float32)
     q = sublayer.query(jnp.asarray(many_1xNxD)).reshape(1, -1, sublayer.heads, sublayer.key_width)
-    buckets = np.asarray(buckets_of(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
+    buckets = np.asarray(hash_buckets(jnp.swapaxes(q, 1, 2), core.rotations[...])).reshape(-1, many_1xNxD.shape[1])
     code_N = (core.buckets ** np.arange(len(buckets))) @ buckets
     wanted = [0] if only_first else range(combinations)
     each = length // len(wanted)

@@ -160,7 +160,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--more", type=positive, default=10_000, help="requests until memory is measured again")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
-    clients, file = whole_numbers(arguments.clients), arguments.out / "serve.jsonl"
+    clients, file = parse_integers(arguments.clients), arguments.out / "serve.jsonl"
     # Start the service, and wait for its address.
     words = [sys.executable, "-m", "flash_lm.serve", f"--workdir={arguments.workdir}", "--port=0"]
     service = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

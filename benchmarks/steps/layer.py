@@ -31,7 +31,7 @@ NOT_OF_A_LAYER = ("family", "vocab_size", "absolute_positions", "causal", "max_l
 
 def check(families: list[str], lengths: list[int], tokens: int) -> None:
     """Raises InputError if a family has no causal form, or the tokens are no multiple of a sequence length."""
-    if masked := [family for family in families if "causal" not in served([family])]:
+    if masked := [family for family in families if "causal" not in common_forms([family])]:
         raise InputError(f"--families: {', '.join(masked)} has no causal form")
     if odd := [n for n in lengths if tokens % n]:
         raise InputError(f"--tokens_per_step={tokens} is not a multiple of --lengths={odd[0]}")
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     config, tokens = load_config(arguments.size, overrides), arguments.tokens_per_step
-    lengths, words = whole_numbers(arguments.lengths), arguments.families.split()
+    lengths, words = parse_integers(arguments.lengths), arguments.families.split()
     # Check everything before anything is measured.
     variants = {word: variant(config, word) for word in words}
     check([family for family, _ in variants.values()], lengths, tokens)

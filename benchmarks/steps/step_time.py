@@ -166,8 +166,8 @@ def main(argv: list[str]) -> None:
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
     if misplaced := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in FLAG_KEYS))]:
         raise InputError(f"{', '.join(misplaced)}: use this program's flags instead, see --help")
-    config, lengths = load_config(SIZES[arguments.size], overrides), whole_numbers(arguments.lengths)
-    families = arguments.families.split() or with_form(TASKS[arguments.task].causal)
+    config, lengths = load_config(SIZES[arguments.size], overrides), parse_integers(arguments.lengths)
+    families = arguments.families.split() or families_with_form(TASKS[arguments.task].causal)
     # Reports all errors before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
     variants = {word: variant(config, word) for word in families}

@@ -74,7 +74,7 @@ def jobs(text: pathlib.Path, texts_hash: str, seeds: Sequence[int]) -> list[Job]
 
 
 def _job(recipe: Any, texts_hash: str, family: str, seed: int) -> Job:
-    config: Any = changed(recipe, {"model.family": family, "seed": seed})
+    config: Any = apply_changes(recipe, {"model.family": family, "seed": seed})
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
         train_to_end(config, folder, should_stop)

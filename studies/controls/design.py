@@ -133,7 +133,7 @@ def groups(lines: Sequence[Line]) -> list[Group]:
 
 def time_steps(data: Data, controls: pathlib.Path, quality: pathlib.Path, rounds: int) -> list[Line]:
     """Times the steps of the models of sequence length 512 that have lines, into step_times.jsonl."""
-    config = changed(study.get_config(), _text("study", data).data)
+    config = apply_changes(study.get_config(), _text("study", data).data)
     models = {x.name: x.changes for group in groups([]) if group.part is ROWS for x in group.candidates}
     lines, file = read_counted_lines(controls, quality), controls / "step_times.jsonl"
     return time_parts(config, [ROWS._replace(models=models)], lines, rounds, file)

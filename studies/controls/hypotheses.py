@@ -66,7 +66,7 @@ def anchor_verdict(lines: Sequence[Line]) -> Line:
     near, published = anchor.NEAR_NATS, anchor.PUBLISHED_NATS
     losses = {
         run: statistics.fmean(line.get("loss", math.inf) for line in run_lines)
-        for (run,), run_lines in grouped([line for line in lines if line["part"] == anchor.PART], "run").items()
+        for (run,), run_lines in group_lines([line for line in lines if line["part"] == anchor.PART], "run").items()
     }
     seeds = sum((line["part"], line["run"]) == (anchor.PART, "transformer") for line in lines)
     held = Rule("alike", near, DIFFERENCE).holds(losses.get("transformer", math.inf) - published)

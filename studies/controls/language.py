@@ -60,7 +60,7 @@ def jobs(
         lines: lines so far, of these and of taken runs.
         taken: rate of each candidate whose runs at that rate, with all seeds, are lines of an older study.
     """
-    config = changed(study.get_config(), text.data)
+    config = apply_changes(study.get_config(), text.data)
     job_list = []
     for candidate in candidates:
         part_of_candidate = part._replace(models={candidate.name: candidate.changes})
@@ -70,7 +70,7 @@ def jobs(
                 part_of_candidate,
                 candidate.name,
                 seed,
-                changed(config, {**part_of_candidate.runs[candidate.name], "seed": seed}),
+                apply_changes(config, {**part_of_candidate.runs[candidate.name], "seed": seed}),
             )
             for seed in part.seeds
         ]

@@ -27,7 +27,7 @@ _STEP_S = {"flash": 0.2, "gated_deltanet": 0.45}  # seconds per step on one core
 
 def jobs() -> list[Job]:
     """Lists the jobs: each model at each rate with each seed."""
-    config = changed(measured.get_config(), _TODAY | {"train.steps": _STEPS, "train.checkpoint_every": 500})
+    config = apply_changes(measured.get_config(), _TODAY | {"train.steps": _STEPS, "train.checkpoint_every": 500})
     models = list_models(config, MODELS, [_WIDTH])
     return [_job(*of) for of in itertools.product(models, RATES, SEEDS)]
 
@@ -58,4 +58,4 @@ def lines_at_best_rate(lines: Sequence[Line], run: str) -> list[Line]:
     if {(line["rate"], line["seed"]) for line in model_lines} < {*itertools.product(RATES, SEEDS)}:
         return []
     median = lambda of_rate: statistics.median(line.get("validation_accuracy", 0.0) for line in of_rate)
-    return max(grouped(model_lines, "rate").values(), key=median)
+    return max(group_lines(model_lines, "rate").values(), key=median)

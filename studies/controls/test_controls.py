@@ -76,7 +76,7 @@ def test_models_that_are_compared_have_one_size():
         sizes = {"tied": {}, "untied": {}}
         for group in names:
             for candidate in group.candidates:
-                config = changed(study.get_config(), {**candidate.changes, **group.part.changes})
+                config = apply_changes(study.get_config(), {**candidate.changes, **group.part.changes})
                 config.model.vocab_size = study.WORDS
                 size = facts(config.model.family, config.model, (), ()).parameters
                 sizes["tied" if config.model.tie_embeddings else "untied"][candidate.name] = size
@@ -101,11 +101,13 @@ def test_flash_quad_has_the_bias_that_is_published_for_its_rows():
 
 def test_the_linear_transformer_and_transformer_plus_differ_by_softmax_alone():
     by_name = {c.name: c.changes for group in design.THEN for c in group.candidates}
-    linear, plus = (changed(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus"))
-    models = [complete_config(parse(changed(x, {"data.path": "x"}))).model for x in (linear, plus)]
+    linear, plus = (
+        apply_changes(study.get_config(), by_name[x]) for x in ("linear_transformer_rotary", "transformer_plus")
+    )
+    models = [complete_config(parse(apply_changes(x, {"data.path": "x"}))).model for x in (linear, plus)]
     same = [(x.rotary, x.absolute_positions, x.mlp_dim, x.norm, x.residual_init) for x in models]
     assert same[0] == same[1] and same[0][:2] == (True, "none")
-    sized = [changed(x, {"model.vocab_size": study.WORDS}).model for x in (linear, plus)]
+    sized = [apply_changes(x, {"model.vocab_size": study.WORDS}).model for x in (linear, plus)]
     sizes = [facts(x.family, x, (), ()).parameters for x in sized]
     assert sizes[0] == sizes[1]
 

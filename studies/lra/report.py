@@ -57,7 +57,7 @@ def lra_table(
 def plot_lra(lines: Sequence[Line], families: Sequence[str], tasks: Sequence[str], path: pathlib.Path) -> None:
     """Plots a panel per task: both arms of each family with 95 % intervals, and the majority baseline."""
     scored_tasks = [task for task in tasks if any(line["lra"] == task for line in lines)]
-    with drawing(path, 1, len(scored_tasks), (4.5, 4), sharey=True) as (_, grid):
+    with new_figure(path, 1, len(scored_tasks), (4.5, 4), sharey=True) as (_, grid):
         for axes, task in zip(grid.flat, scored_tasks, strict=True):
             task_lines = [line for line in lines if line["lra"] == task]
             for i, arm in enumerate(ARMS):

@@ -212,7 +212,7 @@ def best_timings(times: Sequence[Line]) -> dict[str, Line]:
 
 def _timings(times: Sequence[Line]) -> Iterable[list[Line]]:
     """Groups lines of steps that took turns: same part, configs, device and number of rounds."""
-    return grouped(
+    return group_lines(
         [line | {"part": _part_name(line)} for line in times], "part", "config_hash", "device", "rounds"
     ).values()
 

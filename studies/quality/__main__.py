@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     # Parts and texts.
     config.data.mixture = study.mixture(arguments.corpus)
     parts = study.get_parts()
-    parts = select_parts(words_of(arguments.parts), parts) if arguments.parts else parts
+    parts = select_parts(split_words(arguments.parts), parts) if arguments.parts else parts
     # Make the missing runs, then time the steps.
     if arguments.runs:
         texts = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))

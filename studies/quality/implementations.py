@@ -42,7 +42,7 @@ def compare_implementations(lines: Sequence[Line]) -> list[Line]:
     """
     return [
         _compare_peer(peer_lines, lines)
-        for peer_lines in grouped([line for line in lines if "beside" in line], "peer").values()
+        for peer_lines in group_lines([line for line in lines if "beside" in line], "peer").values()
     ]
 
 

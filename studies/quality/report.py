@@ -74,8 +74,8 @@ def summarize(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
     """
     step_of = best_timings(times)
     # Scores and failures, grouped over the seeds.
-    scored = grouped([line for line in lines if line.get("split") == "test"], *_KEYS)
-    failed = grouped([line for line in lines if "failed" in line], *_MODEL)
+    scored = group_lines([line for line in lines if line.get("split") == "test"], *_KEYS)
+    failed = group_lines([line for line in lines if "failed" in line], *_MODEL)
     summaries = []
     for key, seed_lines in scored.items():
         perplexities, first = [line["perplexity"] for line in seed_lines], seed_lines[0]
@@ -165,13 +165,15 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
     trained = [line for line in lines if "slice" not in line and line["length"] == line["trained_length"]]
     # Curves need several budgets, quality.png a timed step, context.png slices by position.
     several = {
-        part for (part,), part_lines in grouped(trained, "part").items() if len({x["share"] for x in part_lines}) > 1
+        part
+        for (part,), part_lines in group_lines(trained, "part").items()
+        if len({x["share"] for x in part_lines}) > 1
     }
     curves = [line for line in trained if "minutes" in line and line["part"] in several]
     timed = [line for line in trained if "step_ms" in line and line["share"] == 1]
     by_position = [line for line in lines if line.get("slices") == POSITIONS]
     longest = {
-        key: max(line["length"] for line in part_lines) for key, part_lines in grouped(by_position, *_MODEL).items()
+        key: max(line["length"] for line in part_lines) for key, part_lines in group_lines(by_position, *_MODEL).items()
     }
     position_lines: list[Line] = [
         line | {"position": _middle_position(line)}
@@ -190,7 +192,7 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
         ),
     ):
         if part_lines:
-            rows = [[panel(of_part) for panel in axes] for of_part in grouped(part_lines, "part").values()]
+            rows = [[panel(of_part) for panel in axes] for of_part in group_lines(part_lines, "part").values()]
             plot_panels(rows, out / f"{name}.png", curve="run", names=names, title=title)
 
 

@@ -92,7 +92,7 @@ def list_trunks(config: ConfigDict, parts: Sequence[Part]) -> list[Trunk]:
     for part in parts:
         check_runs(config, part.runs)
         trunks += [
-            Trunk(part, model, seed, changed(config, {**model_changes, "seed": seed}))
+            Trunk(part, model, seed, apply_changes(config, {**model_changes, "seed": seed}))
             for seed in part.seeds
             for model, model_changes in part.runs.items()
         ]
@@ -150,7 +150,7 @@ def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts
     schedule = {"train.schedule": "sqrt", "train.decay_steps": steps // DECAY, "train.warmup_steps": None}
     of_longest: Any = apply_changes(config, schedule)
     budget = steps * parse(config).data.tokens_per_batch
-    job_hash = study_hash(changed(of_longest, changes), texts, budget)
+    job_hash = study_hash(apply_changes(of_longest, changes), texts, budget)
 
     def make(folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
         return tune(of_longest, {model: changes}, "train.learning_rate", budget, folder, should_stop)
@@ -161,7 +161,7 @@ def rate_job(config: ConfigDict, model: str, changes: Changes, steps: int, texts
 def read_best_rates(out: pathlib.Path) -> dict[str, Line]:
     """Reads the best line of each model's rate search, by model; see `best_values`."""
     best = {}
-    for (model,), model_lines in grouped(read_job_lines(out, RATES), "model").items():
+    for (model,), model_lines in group_lines(read_job_lines(out, RATES), "model").items():
         (best[model],) = best_values(model_lines)
     return best
 

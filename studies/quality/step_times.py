@@ -53,7 +53,7 @@ def time_steps(
     lines, about = [], provenance(jax.devices()[0].device_kind)
     before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
-        configs = {name: changed(config, runs[name]) for name in runs if baseline_of[name] == baseline}
+        configs = {name: apply_changes(config, runs[name]) for name in runs if baseline_of[name] == baseline}
         identity = {"device": about["device"], "config_hash": hash_of_group(configs), "rounds": rounds}
         group_lines = [line for line in before if identity.items() <= line.items()]
         if not group_lines:

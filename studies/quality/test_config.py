@@ -15,7 +15,7 @@ from flash_lm.families.family import FAMILIES, complete, layer_configs
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
 from flash_lm.models.model_inputs import ModelInputs
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from studies.quality.run import list_trunks, schedules
 
 TABLE = load_module("studies/quality/config.py")
@@ -28,7 +28,7 @@ STARTS = BY_RULE | {name: {"model.family": name, "model.causal": None} for name 
 
 
 def make_config(changes):
-    config = changed(TABLE.get_config(), changes)
+    config = apply_changes(TABLE.get_config(), changes)
     config.model.vocab_size = config.data.vocab_size
     return config
 
@@ -80,12 +80,14 @@ def test_only_what_adds_little_by_itself_starts_as_it_is(name):
 def test_models_start_as_by_default(name):
     changes = STARTS[name]
     by_default = complete(parse_model(make_config(changes | {"model.residual_init": None}).model))
-    starts = {layer.residual_init for layer in of_layers(by_default)}
+    starts = {layer.residual_init for layer in layer_configs(by_default)}
     assert starts == {make_config(changes).model.residual_init}
 
 
 def test_the_parts_of_the_study_can_run():
-    config = changed(TABLE.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096})  # for eight devices
+    config = apply_changes(
+        TABLE.get_config(), {"data.path": "x", "data.tokens_per_batch": 8 * 4096}
+    )  # for eight devices
     trunks = list_trunks(config, TABLE.get_parts())
     assert len({trunk.name for trunk in trunks}) == len(trunks) == 14 + 8 + 6 + 6 + 3 + 3 + 39 + 4 + 2
     assert {trunk.tuned_as for trunk in trunks} == set(TABLE.MODELS)

@@ -93,11 +93,11 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     # The decay of a budget equals a full run of that budget.
     alone = trunks[0]._replace(part=trunks[0].part._replace(shares=(1.0,)))
     full = schedules(alone, 2e-3, tmp_path)["1"]
-    train(changed(trunks[0].config, full), tmp_path / "alone")
+    train(apply_changes(trunks[0].config, full), tmp_path / "alone")
     assert evaluate(tmp_path / "alone", "test")[0]["loss"] == lines[3]["loss"]
     # Finished runs are not made again; another config is another study.
     assert run_trunks(trunks[:1], job_folder) == [] and read_job_lines(out) == lines
-    other = trunks[0]._replace(config=changed(trunks[0].config, {"train.clip": 7.0}))
+    other = trunks[0]._replace(config=apply_changes(trunks[0].config, {"train.clip": 7.0}))
     fewer = trunks[0]._replace(part=trunks[0].part._replace(slices=()))
     for wrong, texts in ((other, DATA), (fewer, DATA), (trunks[0], "other texts")):
         with pytest.raises(InputError, match="first_linear_transformer_seed_0.jsonl is of another config"):
@@ -293,7 +293,7 @@ def test_each_run_is_made_after_the_rate_of_its_model(tmp_path, stub_training, m
     assert [name for name, _ in stub_training[len(before) :]] == ["first_b_x_seed_3"]
     assert len(read_job_lines(out)) == len(lines) + 1
     with pytest.raises(InputError, match="second_a_seed_0 in .*runs.jsonl is of another config"):
-        make_jobs(lambda: list_jobs(changed(config, {"train.clip": 7.0}), two, models, 50, DATA, out), job_folder)
+        make_jobs(lambda: list_jobs(apply_changes(config, {"train.clip": 7.0}), two, models, 50, DATA, out), job_folder)
 
 
 def test_parts_are_chosen_by_name(tmp_path):

@@ -142,7 +142,7 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
 
 
 def test_lines_of_a_peer_stand_when_ours_starts_otherwise(script, trunks, tmp_path):
-    with_key = lambda key, value: trunks[0]._replace(config=changed(trunks[0].config, {key: value}))
+    with_key = lambda key, value: trunks[0]._replace(config=apply_changes(trunks[0].config, {key: value}))
     hash_of = lambda trunk, rate=2e-3, data="texts": (
         script.PeerRun("uniform", trunk, rate).job(data, tmp_path).study_hash
     )

@@ -80,7 +80,7 @@ class PeerRun(NamedTuple):
             texts: hash of all texts.
             python: interpreter of the peers' environment.
         """
-        config = changed(self.ours.config, {"model.residual_init": "as_init"})
+        config = apply_changes(self.ours.config, {"model.residual_init": "as_init"})
         job_hash = study_hash(config, texts, self.peer, self.rate)
         return Job(self.name, self.about, job_hash, lambda folder, should_stop: train_and_score(self, python, folder))
 
@@ -126,7 +126,10 @@ def write_batches(experiment: Experiment, steps: int, folder: pathlib.Path) -> d
     """Writes the batches of training and of the splits to score; returns the bytes of text of each split's targets."""
     training = experiment.training_batches(experiment.share())
     _write(folder / "train.npz", [next(training) for _ in range(steps)])
-    share, per_token = whole_batch(experiment.config.data.batch_size), experiment.corpus.tokenizer.bytes_per_token()
+    share, per_token = (
+        single_host_share(experiment.config.data.batch_size),
+        experiment.corpus.tokenizer.bytes_per_token(),
+    )
     text_bytes = {}
     for split in SPLITS:
         chosen = list(evaluation_batches(experiment.evaluation_rows(split), share))
@@ -149,7 +152,7 @@ def train_and_score(peer_run: PeerRun, python: pathlib.Path, folder: pathlib.Pat
     """
     # The worker gets our batches, the rate of every step, and AdamW's settings.
     ((name, changes),) = schedules(peer_run.ours, peer_run.rate, folder).items()
-    experiment = build_experiment(parse(changed(peer_run.ours.config, changes)))
+    experiment = build_experiment(parse(apply_changes(peer_run.ours.config, changes)))
     config, train = experiment.config, experiment.config.train
     schedule = learning_rate(train)
     question: Line = {
@@ -189,8 +192,8 @@ def train_and_score(peer_run: PeerRun, python: pathlib.Path, folder: pathlib.Pat
 def _scores(sums: Line, count: float) -> Line:
     """Computes scores like ours from the sums of each batch and the bytes of all targets."""
     of_batches = {name: [np.array(x, float) for x in sums[name]] for name in ("nll", "tokens")}
-    blocks = {f"{name}_blocks": in_blocks(values, BLOCKS) for name, values in of_batches.items()}
-    return scores_of({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
+    blocks = {f"{name}_blocks": block_sums(values, BLOCKS) for name, values in of_batches.items()}
+    return compute_scores({name: float(sum(x)) for name, x in of_batches.items()} | {"bytes": count} | blocks)
 
 
 def main(argv: list[str]) -> None:
@@ -207,7 +210,7 @@ def main(argv: list[str]) -> None:
     config.data.mixture = study.mixture(arguments.corpus)
     trunks = list_trunks(config, [part for part in study.get_parts() if part.name == PART])
     texts = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
-    jobs = [x.job(texts, arguments.python) for x in list_runs(words_of(arguments.peers), trunks, arguments.out)]
+    jobs = [x.job(texts, arguments.python) for x in list_runs(split_words(arguments.peers), trunks, arguments.out)]
     job_folder = JobFolder(arguments.out, arguments.runs, lambda: False)
     finish(make_jobs(lambda: jobs, job_folder), job_folder)
 

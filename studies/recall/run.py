@@ -17,7 +17,7 @@ from flash_lm.models.facts import facts
 from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
-from flash_lm.sweeps.grid import changed, train_whole
+from flash_lm.sweeps.grid import apply_changes, train_to_end
 from studies.protocol.jobs import Job, ShouldStop, read_job_lines
 from studies.protocol.rates import rate_and_seed_jobs
 from studies.recall.report import selection_loss
@@ -40,7 +40,7 @@ class Model(NamedTuple):
 
     def run_config(self, rate: float, seed: int) -> Any:
         """Returns the config of a run."""
-        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
+        return apply_changes(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
 def list_models(config: ConfigDict, names: Sequence[str], widths: Sequence[int]) -> list[Model]:
@@ -54,7 +54,7 @@ def list_models(config: ConfigDict, names: Sequence[str], widths: Sequence[int])
     models = []
     for width, name in itertools.product(widths, names):
         model_config: Any
-        family, model_config = variant(changed(config, {"model.model_dim": width}), name)
+        family, model_config = variant(apply_changes(config, {"model.model_dim": width}), name)
         model_config.model.update(family=family, vocab_size=model_config.data.mqar.words)
         models.append(Model(name, width, family, model_config))
     return models
@@ -68,7 +68,7 @@ def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should
         Stopped: `should_stop` returned true; the run can be resumed.
     """
     config = model.run_config(rate, seed)
-    train_whole(config, folder, should_stop)
+    train_to_end(config, folder, should_stop)
     parts = evaluate(folder, "test", slices=("parts",))
     curve = validation_curve(folder)
     length = parse(config).data.length

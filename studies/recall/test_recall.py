@@ -8,7 +8,7 @@ from small import ROOT
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from studies.protocol.jobs import JobFolder, make_jobs, read_job_lines
 from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
 from studies.recall.report import plot_recall, recall_table, selection_loss, summarize
@@ -78,7 +78,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
     config = apply_changes(small(), {"model.model_dim": 8, "model.short_convolution": 2, "model.vocab_size": 32})
     expected = facts("linear_transformer", config.model, (16,), ()).state_bytes[16]
     assert {line["state_bytes"] for line in lines} == {expected}
-    other = list_models(changed(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
+    other = list_models(apply_changes(small(), {"train.clip": 0.5}), ("linear_transformer+short_convolution=2",), (8,))
     with pytest.raises(InputError, match="linear_transformer.* is of another config"):
         study(other, bool)
 

@@ -131,7 +131,7 @@ def plot_seq2seq(lines: Sequence[Line], path: pathlib.Path) -> None:
         "perplexity": "perplexity per token (median, lowest, highest seed)",
         "step": "steps (median of the seeds)",
     }
-    with drawing(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
+    with new_figure(path, 1, len(panels), (6, 0.3 * len(lines) + 1.5), sharey=True) as (_, grid):
         for axes, key in zip(grid.flat, panels, strict=True):
             for i, task in enumerate(dict.fromkeys(line["task"] for line in lines)):
                 task_lines = [line for line in lines if line["task"] == task]

@@ -26,7 +26,7 @@ class Model(NamedTuple):
 
     def run_config(self, rate: float, seed: int) -> Any:
         """Returns the config of a run."""
-        return changed(self.config, {"train.learning_rate": rate, "seed": seed})
+        return apply_changes(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
 def list_models(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Model]:
@@ -36,7 +36,7 @@ def list_models(config: Any, keys: Mapping[str, Mapping[str, Any]]) -> list[Mode
         config: base config of all models.
         keys: config keys of each model, by name.
     """
-    return [Model(name, changed(config, changes)) for name, changes in keys.items()]
+    return [Model(name, apply_changes(config, changes)) for name, changes in keys.items()]
 
 
 def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
@@ -46,7 +46,7 @@ def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should
         NonfiniteError: the loss became non-finite.
         Stopped: `should_stop` returned true; the run can be resumed.
     """
-    train_whole(model.run_config(rate, seed), folder, should_stop)
+    train_to_end(model.run_config(rate, seed), folder, should_stop)
     (scores,) = evaluate(folder, "test", [])
     curve = validation_curve(folder)
     line = {

@@ -14,7 +14,7 @@ from flash_lm import build_model
 from flash_lm.cli.load import load_module
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import changed
+from flash_lm.sweeps.grid import apply_changes
 from studies.protocol.jobs import JobFolder, read_job_lines
 from studies.protocol.rates import rate_and_seed_jobs
 from studies.seq2seq import __main__ as seq2seq_program
@@ -120,7 +120,7 @@ def test_models_are_of_about_equal_size(study):
 def test_recorded_runs_are_of_the_config_that_their_command_names(study, name, changes):
     """So the command continues with the lines, and neither refuses them nor makes others."""
     out = ROOT / "studies" / "seq2seq" / "results" / name
-    lines, models = read_job_lines(out), list_models(changed(study.get_config(), changes), study.MODELS)
+    lines, models = read_job_lines(out), list_models(apply_changes(study.get_config(), changes), study.MODELS)
     jobs = rate_and_seed_jobs(models, study.RATES, study.MORE_SEEDS, 0, lines, selection_loss, run_model)
     job_folder = JobFolder(out, pathlib.Path(), bool)
     assert len([line for job in jobs for line in job_folder.lines(job)]) == len(lines) == len(jobs) > 20

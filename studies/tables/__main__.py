@@ -112,7 +112,7 @@ def main(argv: list[str]) -> None:
     # With --commands: only print a command per run.
     if arguments.commands:
         for name, workdir in zip(runs, workdirs, strict=True):
-            words = overrides_between(table.get_config(), changed(config, runs[name]))
+            words = overrides_between(table.get_config(), apply_changes(config, runs[name]))
             print("\n".join(commands(arguments.commands, arguments.table, workdir, words, arguments.split)))
         return
     # Time the steps, then train and score the missing runs.
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> None:
         print("no run has finished yet: run the same command again to continue")
         return
     # Join results, step times and the paper's figures.
-    accumulate: Any = {name: changed(config, runs[name])["train"]["accumulate"] for name in runs}
+    accumulate: Any = {name: apply_changes(config, runs[name])["train"]["accumulate"] for name in runs}
     step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}
     paper = {name: {"paper": figure} for name, figure in figures.items()}
     lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]

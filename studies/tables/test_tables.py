@@ -51,7 +51,7 @@ def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
         assert score[2:] == ["evaluate", workdir, "--split=test"]
         expected = table.get_config(scale)
         apply_overrides(expected, overrides)
-        expected = grid.changed(set_corpus(expected, "stdlib") if more else expected, changes)
+        expected = grid.apply_changes(set_corpus(expected, "stdlib") if more else expected, changes)
         assert load_config(str(path), train[5:]).to_dict() == expected.to_dict()
 
 

@@ -87,7 +87,7 @@ def build_study(data: pathlib.Path) -> Transfer:
     """Builds the study on a folder of data."""
     paths = {"data.path": str(data / "labelled"), "data.tokenizer_path": str(data / _TOKENIZER)}
     return Transfer(
-        changed(design.get_config(), {**paths, "task": "classify", "data.label_column": "label"}),
+        apply_changes(design.get_config(), {**paths, "task": "classify", "data.label_column": "label"}),
         design.FAMILIES,
         design.ARMS,
         {"unlabelled": {"data.path": str(data / "unlabelled")}, "own": {}},

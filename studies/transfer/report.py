@@ -11,7 +11,7 @@ from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
-from flash_lm.runs.jsonl import Line, grouped, read_lines, write_jsonl
+from flash_lm.runs.jsonl import Line, group_lines, read_lines, write_jsonl
 from studies.protocol.jobs import PRETRAINING, read_job_lines
 from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, judge_seeds
 
@@ -149,11 +149,11 @@ def summarize(lines: Sequence[Line]) -> list[Line]:
         `failed`; without scores if all seeds failed.
     """
     summaries = []
-    for (family, arm, share), group_lines in grouped(lines, "family", "arm", "share").items():
-        scored = [line for line in group_lines if "failed" not in line]
+    for (family, arm, share), group in group_lines(lines, "family", "arm", "share").items():
+        scored = [line for line in group if "failed" not in line]
         line = {"family": family, "arm": arm, "share": share}
-        line |= {"rate": group_lines[0]["rate"]} if "rate" in group_lines[0] else {}
-        line |= {"seeds": len(scored), "failed": len(group_lines) - len(scored)}
+        line |= {"rate": group[0]["rate"]} if "rate" in group[0] else {}
+        line |= {"seeds": len(scored), "failed": len(group) - len(scored)}
         if scored:
             values = [x[_SCORE] for x in scored]
             line |= {"lowest": min(values), "highest": max(values)}

@@ -73,7 +73,7 @@ class Transfer(NamedTuple):
         """Returns the config of an arm."""
         parent = {"train.init_from": str(_pretrained_folder(runs, family, arm.corpus))} if arm.corpus else {}
         base = {"model.family": family, "data.label_share": share, "seed": seed}
-        return changed(self.config, {**base, **parent, **arm.changes})
+        return apply_changes(self.config, {**base, **parent, **arm.changes})
 
 
 def run_transfer(study: Transfer, job_folder: JobFolder) -> list[str]:
@@ -110,7 +110,7 @@ def _jobs(study: Transfer, family: str, job_folder: JobFolder) -> list[Job]:
     run_jobs: list[Job] = []
     # Pretraining, once per corpus.
     for corpus in study.corpora:
-        config = changed(study.config, study.pretraining_changes(family, corpus))
+        config = apply_changes(study.config, study.pretraining_changes(family, corpus))
         name = _pretrained_folder(runs, family, corpus).name
         make = lambda folder, stop, config=config, corpus=corpus: _pretrain(config, family, corpus, runs, stop)
         about = {"family": family, "pretraining": corpus}
@@ -204,7 +204,7 @@ def _pretrained_folder(runs: pathlib.Path, family: str, corpus: str) -> pathlib.
 def _hash(config: Any, *more: Any) -> str:
     """Returns the hash of a config and of other values that a job depends on; paths do not count."""
     no_paths = {"train.init_from": None, "data.tokenizer_path": None}
-    return study_hash(changed(config, no_paths), *more)
+    return study_hash(apply_changes(config, no_paths), *more)
 
 
 def _join_name(*parts: str) -> str:
