@@ -27,7 +27,7 @@ _FULL_COLOUR = 0.995  # quantile of the nonzero weights with full colour: a sing
 
 def _from_one(one: AttentionMap) -> AttentionMap:
     """Position-bias weights are all close to one: shows their distance from one."""
-    if one.part != "exp(w)":
+    if one.term != "exp(w)":
         return one
     seen = one.weights_BxHxLxL > 0
     return dataclasses.replace(one, part="exp(w) − 1", weights_BxHxLxL=seen * (one.weights_BxHxLxL - 1))
@@ -58,7 +58,7 @@ def draw(maps: list[AttentionMap], path: pathlib.Path, title: str) -> None:
                 rooted = np.sign(weights_LxL) * np.sqrt(abs(weights_LxL))
                 cell.imshow(rooted, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
                 if head == 0:
-                    name = f"layer {one.layer + 1}.{one.sublayer + 1}, {one.part}\nlargest {sizes.max():.2g}"
+                    name = f"layer {one.layer + 1}.{one.sublayer + 1}, {one.term}\nlargest {sizes.max():.2g}"
                     cell.set_title(name, fontsize=7, loc="left")
 
 

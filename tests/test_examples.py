@@ -14,7 +14,8 @@ from flash_lm.training.train_loop import train
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for path in (ROOT / "flash_lm").rglob("*.py")
+    for folder in ("flash_lm", "studies", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
     if " >>> " in path.read_text(encoding="utf-8")
 )
 

@@ -68,7 +68,7 @@ def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
         drawn = jax.tree.map(lambda x: x + _SPREAD * jax.random.normal(next(random_keys), x.shape), params)
         maps = attention_weights(nnx.merge(graph, drawn, others), jnp.arange(_LENGTH)[None])
         first = [one for one in maps if (one.layer, one.sublayer) == (0, FAMILIES[family].mixer)]
-        parts[:] = [one.part for one in first]
+        parts[:] = [one.term for one in first]
         return [one.weights_BxHxLxL[0] for one in first]
 
     arrays = jax.jit(jax.vmap(weights))(jax.random.split(jax.random.key(0), draws))

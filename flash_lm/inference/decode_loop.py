@@ -58,7 +58,7 @@ class DecodeLoop:
         return self._shard(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
 
     def _read(self, params: Unstacked, state: DecodeState, source_BxM: jax.Array, lengths_B) -> DecodeState:
-        return self._params.bind(params).remember(source_BxM, state, lengths_B)
+        return self._params.bind(params).encode_source(source_BxM, state, lengths_B)
 
     def _prefill(self, params: Unstacked, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
         prefix_B = self._conditioning.prefix_length(lengths_B)  # the piece is a full prompt
@@ -115,10 +115,10 @@ class DecodeLoop:
 
         # Settling is rare and copies arrays, so it is outside of the loop over tokens, which ends when it is due.
         def due(carry: Decoding) -> jax.Array:
-            return jnp.stack([carry.state.positions_B % n == 0 for n in bound.settles_every]).any()
+            return jnp.stack([carry.state.positions_B % n == 0 for n in bound.flush_every]).any()
 
         def generate_until_due(loop):
-            """Generates tokens until the state must be settled, then settles it."""
+            """Generates tokens until the state must be flushed, then flushes it."""
 
             def generate_one(loop_and_due):
                 loop = generate_token(loop_and_due[0])
@@ -129,26 +129,26 @@ class DecodeLoop:
                 generate_one,
                 (loop, jnp.zeros((), bool)),
             )
-            state = bound.settle_unstacked(carry.state, blocks)
+            state = bound.flush_unstacked(carry.state, blocks)
             return index, self._shard(dataclasses.replace(carry, state=state)), output
 
         # Sequences that have ended are filled up with end-of-text.
         tokens_BxT = jnp.full((rows, size), self._end, jnp.int32)
         output = (tokens_BxT, jnp.zeros((rows, size), jnp.float32), jnp.zeros(rows, jnp.int32))
-        body = generate_until_due if bound.settles_every else generate_token
+        body = generate_until_due if bound.flush_every else generate_token
         _, carry, output = jax.lax.while_loop(is_unfinished, body, (jnp.int32(0), carry, output))
         return carry, output
 
     def _search(self, params: Unstacked, carry: Decoding, budget, penalty, width: int, size: int) -> beams.BeamResult:
         """Beam search from a carry, with the step of the unstacked model."""
-        # The state is settled inside the step, in a branch that copies it only when it is due.
+        # The state is flushed inside the step, in a branch that copies it only when it is due.
         bound = self._params.bind(params)
 
         def step(tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
             logits_BxV, state = bound.step_unstacked(tokens_B, state, params.blocks)
-            settle = lambda state: bound.settle_unstacked(state, params.blocks)
-            if due := [(state.positions_B % n == 0).any() for n in bound.settles_every]:
-                state = jax.lax.cond(jnp.stack(due).any(), settle, lambda x: x, state)
+            flush = lambda state: bound.flush_unstacked(state, params.blocks)
+            if due := [(state.positions_B % n == 0).any() for n in bound.flush_every]:
+                state = jax.lax.cond(jnp.stack(due).any(), flush, lambda x: x, state)
             return logits_BxV, self._shard_state(state)
 
         never_V = jnp.asarray(self._never_V)

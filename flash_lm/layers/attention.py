@@ -82,15 +82,15 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return self.core.uncarried
 
     @property
-    def settles_every(self) -> int | None:  # type: ignore[override]
+    def flush_every(self) -> int | None:  # type: ignore[override]
         """The same as for the core."""
-        return self.core.settles_every
+        return self.core.flush_every
 
-    def settle(self, state: State, positions_B: jax.Array) -> State:
+    def flush(self, state: State, positions_B: jax.Array) -> State:
         """Folds finished chunks into the state of the core."""
         if self.convolutions is None:
-            return self.core.settle(state, positions_B)
-        return ConvolvedState(self.core.settle(state.core, positions_B), state.last)
+            return self.core.flush(state, positions_B)
+        return ConvolvedState(self.core.flush(state.core, positions_B), state.last)
 
     @property
     def rotary_width(self) -> int | None:  # type: ignore[override]
@@ -129,7 +129,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         return self.finish(self.core(by, v, context), gate)
 
     def weights(self, x_BxLxD: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """The attention matrix, B×H×L×L, by part of the core: the weight of each value in each output.
+        """The attention matrix, B×H×L×L, by term of the core: the weight of each value in each output.
 
         Every core is linear in the values, so column j is the output for values of one at token j and zero elsewhere.
         If a weight differs by channel, this is the mean. The cost is that of L calls, so use small inputs.
@@ -139,7 +139,7 @@ class AttentionSublayer(Sublayer, Generic[Mixed]):
         # Column j of the attention matrix is the output for a one-hot value at token j.
         def column(token: jax.Array) -> dict[str, jax.Array]:
             unit = jnp.zeros_like(v).at[:, :, token].set(1)
-            return jax.tree.map(lambda out: out.astype(jnp.float32).mean(axis=-1), self.core.parts(by, unit, context))
+            return jax.tree.map(lambda out: out.astype(jnp.float32).mean(axis=-1), self.core.terms(by, unit, context))
 
         stacked = jax.lax.map(column, jnp.arange(v.shape[2]))
         return jax.tree.map(lambda of_all: jnp.moveaxis(of_all, 0, -1), stacked)

@@ -36,7 +36,7 @@ class Core(Protocol[Mixed]):
         longest: largest number of tokens in a sequence; None: any.
         longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
-        uncarried, settles_every: as for a `Sublayer`.
+        uncarried, flush_every: as for a `Sublayer`.
     """
 
     @property
@@ -50,13 +50,13 @@ class Core(Protocol[Mixed]):
     @property
     def uncarried(self) -> str | None: ...  # noqa: D102
     @property
-    def settles_every(self) -> int | None: ...  # noqa: D102
+    def flush_every(self) -> int | None: ...  # noqa: D102
 
     def __call__(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, /) -> jax.Array:
         """B×H×L×E."""
         ...
 
-    def parts(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, /) -> dict[str, jax.Array]:
+    def terms(self, by: Mixed, v_BxHxLxE: jax.Array, context: Context, /) -> dict[str, jax.Array]:
         """The terms of the output by name; most cores have only "attention"."""
         ...
 
@@ -72,8 +72,8 @@ class Core(Protocol[Mixed]):
         """Recurrent form: consumes one token per sequence, L = 1."""
         ...
 
-    def settle(self, state: Any, positions_B: jax.Array, /) -> State:
-        """Folds finished chunks into the state; see `Sublayer.settle`."""
+    def flush(self, state: Any, positions_B: jax.Array, /) -> State:
+        """Folds finished chunks into the state; see `Sublayer.flush`."""
         ...
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
@@ -94,20 +94,20 @@ class CoreOfPairs(Core[Pairs], Protocol):
 
 
 class PlainCore(nnx.Module):
-    """Defaults of most cores: one part, and a state of constant size that never needs `settle`."""
+    """Defaults of most cores: one term, and a state of constant size that never needs `flush`."""
 
     state_grows: Any = False
     longest: Any = None
     longest_key: Any = "model.max_length"
     undecodable: Any = None
     uncarried: Any = None
-    settles_every: Any = None
+    flush_every: Any = None
 
-    def parts(self, by: Any, v_BxHxLxE: jax.Array, context: Context) -> dict[str, jax.Array]:
-        """The output as one part."""
+    def terms(self, by: Any, v_BxHxLxE: jax.Array, context: Context) -> dict[str, jax.Array]:
+        """The output as one term."""
         return {"attention": self(by, v_BxHxLxE, context)}
 
-    def settle(self, state: Any, positions_B: jax.Array) -> Any:
+    def flush(self, state: Any, positions_B: jax.Array) -> Any:
         """Nothing to do."""
         del positions_B
         return state

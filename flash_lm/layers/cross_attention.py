@@ -85,7 +85,7 @@ class CrossSublayer(Sublayer):
         del capacity
         return self.core.init_state(batch_size, self.heads, self.memory_length, self.key_width, self.value_width)
 
-    def remember(self, x_BxMxD: jax.Array, lengths_B: jax.Array, state: State) -> State:
+    def cache_memory(self, x_BxMxD: jax.Array, lengths_B: jax.Array, state: State) -> State:
         """See `Sublayer`."""
         return self.core.hold(*self.keys_values(x_BxMxD), lengths_B, state)
 
@@ -93,7 +93,7 @@ class CrossSublayer(Sublayer):
         """Reads the memory of the state, which stays as it is; NaN in sequences that have none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
-        # Decoding projects the memory once (`remember`), and then only queries.
+        # Decoding projects the memory once (`cache_memory`), and then only queries.
         q, gate = self.queries(x_BxLxD)
         y_BxLxD = self.finish(self.core.read(q, state), gate)
         return jnp.where(self.core.is_empty(state)[:, None, None], jnp.nan, y_BxLxD), state

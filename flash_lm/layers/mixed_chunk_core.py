@@ -19,9 +19,9 @@ from flash_lm.ops.mixed_chunk_decode import (
     ChunkState,
     Projections,
     Settings,
+    flush_chunks,
     init_chunk_state,
     prefill_chunks,
-    settle_chunks,
     step_chunks,
 )
 from flash_lm.ops.normalizer import normalizer
@@ -83,9 +83,9 @@ class MixedChunkCore(PlainCore):
             out = jnp.zeros_like(v) + self._attend_by_kernel(backend, pairs, v, context)
             both_ways = self.global_ and not context.causal
             return out + self._attend_globally(pairs["global"], v, context) if both_ways else out
-        return sum(self.parts(pairs, v, context).values(), start=jnp.zeros_like(v))
+        return sum(self.terms(pairs, v, context).values(), start=jnp.zeros_like(v))
 
-    def parts(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
+    def terms(self, pairs: Pairs, v: jax.Array, context: Context) -> dict[str, jax.Array]:
         """The local and the global part separately, if they are on; their sum is the output."""
         attend = {"local": self._attend_locally, "global": self._attend_globally}
         return {name: attend[name](pairs[name], v, context) for name in self.pair_scaling}
@@ -107,13 +107,13 @@ class MixedChunkCore(PlainCore):
         return step_chunks(x, state, context.positions_BxL[:, 0], self._settings())
 
     @property
-    def settles_every(self) -> int | None:  # type: ignore[override]
+    def flush_every(self) -> int | None:  # type: ignore[override]
         """The chunk size, if a later chunk reads the sum."""
         return self.chunk_size if self.global_ else None
 
-    def settle(self, state: ChunkState, positions_B: jax.Array) -> ChunkState:
+    def flush(self, state: ChunkState, positions_B: jax.Array) -> ChunkState:
         """Folds complete chunks into the state of global attention."""
-        return settle_chunks(state, positions_B, self.chunk_size) if self.global_ else state
+        return flush_chunks(state, positions_B, self.chunk_size) if self.global_ else state
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Local pairs in each chunk, and two products with the K×E state of global attention."""

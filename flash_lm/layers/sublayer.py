@@ -27,7 +27,7 @@ class Sublayer(nnx.Module):
         longest_key: the key that sets `longest`.
         undecodable: a sentence on why prefill and step are not supported; None: they are.
         uncarried: a sentence on why a state cannot be carried from batch to batch in training; None: it can.
-        settles_every: `settle` must be called when the length of a sequence reaches a multiple of this; None: never.
+        flush_every: `flush` must be called when the length of a sequence reaches a multiple of this; None: never.
         rotary_width: width of the queries and keys that rotary positions rotate; None: no rotary positions.
     """
 
@@ -37,7 +37,7 @@ class Sublayer(nnx.Module):
     longest_key: str = "model.max_length"
     undecodable: str | None = None
     uncarried: str | None = None
-    settles_every: int | None = None
+    flush_every: int | None = None
     rotary_width: int | None = None
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
@@ -54,7 +54,7 @@ class Sublayer(nnx.Module):
         del batch_size, capacity
         return ()
 
-    def remember(self, x_BxMxD: jax.Array, lengths_B: jax.Array, state: State) -> State:
+    def cache_memory(self, x_BxMxD: jax.Array, lengths_B: jax.Array, state: State) -> State:
         """The state with a memory to attend to, B×M×D, of which the first `lengths_B` tokens per sequence are real."""
         del x_BxMxD, lengths_B
         return state
@@ -68,8 +68,8 @@ class Sublayer(nnx.Module):
         y_Bx1xD, state = self.prefill(x_BxD[:, None], context, state)
         return y_Bx1xD[:, 0], state
 
-    def settle(self, state: State, positions_B: jax.Array) -> State:
-        """Folds finished chunks into the running sum; the decode loop calls it at multiples of `settles_every`.
+    def flush(self, state: State, positions_B: jax.Array) -> State:
+        """Folds finished chunks into the running sum; the decode loop calls it at multiples of `flush_every`.
 
         Rare work is separate from the step, because XLA copies arrays that only one branch changes.
 

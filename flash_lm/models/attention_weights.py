@@ -16,14 +16,14 @@ class AttentionMap:
     Attributes:
         layer: index of the layer.
         sublayer: index of the sublayer in the layer.
-        part: "attention"; or "local" and "global" of mixed chunks; and "exp(w)", AFT's position bias.
+        term: "attention"; or "local" and "global" of mixed chunks; and "exp(w)", AFT's position bias.
         weights_BxHxLxL: float32, one row per query, one column per key; invisible pairs are zero. They are factors of
             the values: after a softmax they sum to one, otherwise not always. For AFT, a mean over channels.
     """
 
     layer: int
     sublayer: int
-    part: str
+    term: str
     weights_BxHxLxL: jax.Array
 
 

@@ -107,10 +107,10 @@ class Block(nnx.Module):
         """The sublayers' states before the first token."""
         return tuple(sublayer.init_state(batch_size, capacity) for sublayer in self.sublayers)
 
-    def remember(self, x_BxMxD: jax.Array, lengths_B: jax.Array, states: tuple[State, ...]) -> tuple[State, ...]:
+    def cache_memory(self, x_BxMxD: jax.Array, lengths_B: jax.Array, states: tuple[State, ...]) -> tuple[State, ...]:
         """The sublayers' states with the keys and values of a source."""
         pairs = zip(self.sublayers, states, strict=True)
-        return tuple(sublayer.remember(x_BxMxD, lengths_B, state) for sublayer, state in pairs)
+        return tuple(sublayer.cache_memory(x_BxMxD, lengths_B, state) for sublayer, state in pairs)
 
     def decode(self, method: str, x: jax.Array, context: Context, states: tuple[State, ...]):
         """`prefill` on B×L×D or `step` on B×D."""
@@ -122,10 +122,10 @@ class Block(nnx.Module):
             states_after.append(state)
         return x, tuple(states_after)
 
-    def settle(self, states: tuple[State, ...], positions_B: jax.Array) -> tuple[State, ...]:
-        """Folds finished chunks into the states, see `Sublayer.settle`."""
+    def flush(self, states: tuple[State, ...], positions_B: jax.Array) -> tuple[State, ...]:
+        """Folds finished chunks into the states, see `Sublayer.flush`."""
         pairs = zip(self.sublayers, states, strict=True)
-        return tuple(sublayer.settle(state, positions_B) for sublayer, state in pairs)
+        return tuple(sublayer.flush(state, positions_B) for sublayer, state in pairs)
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Forward model FLOPs of the sublayers."""

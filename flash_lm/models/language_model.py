@@ -233,7 +233,9 @@ class LanguageModel(LayerStack):
         _, states = self._scan(apply, None, jnp.arange(self.num_blocks))
         return DecodeState(jnp.zeros(batch_size, jnp.int32), states, capacity)
 
-    def remember(self, source_BxM: jax.Array, state: DecodeState, lengths_B: jax.Array | None = None) -> DecodeState:
+    def encode_source(
+        self, source_BxM: jax.Array, state: DecodeState, lengths_B: jax.Array | None = None
+    ) -> DecodeState:
         """Encodes a source, and adds its keys and values for cross attention to the state.
 
         Args:
@@ -252,7 +254,7 @@ class LanguageModel(LayerStack):
         x_BxMxD = self.encode(source_BxM, ids_BxM, packed=False)
 
         def apply(block: Block, _, states):
-            return None, block.remember(x_BxMxD, lengths_B, states)
+            return None, block.cache_memory(x_BxMxD, lengths_B, states)
 
         return dataclasses.replace(state, layers=self._scan(apply, None, state.layers)[1])
 
@@ -278,7 +280,7 @@ class LanguageModel(LayerStack):
         Raises:
             ValueError: bidirectional model, a family without prefixes, or, outside jit, a sequence exceeds the
                 capacity or has only a part of its prefix in this call. Inside jit its logits are NaN. They are also NaN
-                if the encoder has read no source, see `remember`.
+                if the encoder has read no source, see `encode_source`.
         """
         if lengths_B is None:
             lengths_B = jnp.full(inputs_BxL.shape[0], inputs_BxL.shape[1], jnp.int32)
@@ -304,9 +306,9 @@ class LanguageModel(LayerStack):
         return any(sublayer.state_grows for sublayer in self.layers.sublayers)
 
     @property
-    def settles_every(self) -> set[int]:
-        """Sequence lengths at whose multiples a state must be settled, see `Sublayer.settle`."""
-        return {n for sublayer in self.layers.sublayers if (n := sublayer.settles_every) is not None}
+    def flush_every(self) -> set[int]:
+        """Sequence lengths at whose multiples a state must be flushed, see `Sublayer.flush`."""
+        return {n for sublayer in self.layers.sublayers if (n := sublayer.flush_every) is not None}
 
     # Decoding with unstacked blocks, for loops over tokens: a scan would copy each layer's slice for each token.
 
@@ -323,11 +325,11 @@ class LanguageModel(LayerStack):
     ) -> tuple[jax.Array, DecodeState]:
         """`step` for a state from `DecodeState.unstack` and modules from `unstacked_blocks`.
 
-        Call `settle_unstacked` after a step that brings a sequence to a multiple of a number in `settles_every`.
+        Call `flush_unstacked` after a step that brings a sequence to a multiple of a number in `flush_every`.
         """
         return self._step(tokens_B, state, _unrolled_scan(blocks))
 
-    def settle_unstacked(self, state: DecodeState, blocks: list[Block]) -> DecodeState:
+    def flush_unstacked(self, state: DecodeState, blocks: list[Block]) -> DecodeState:
         """Folds finished chunks into an unstacked state, which `step_unstacked` does not do."""
         return self._settle(state, _unrolled_scan(blocks))
 
@@ -421,11 +423,11 @@ class LanguageModel(LayerStack):
         return self.logits(features_Bx1xD[:, 0]), state
 
     def _settle(self, state: DecodeState, scan: Callable) -> DecodeState:
-        if not self.settles_every:
+        if not self.flush_every:
             return state
 
         def apply(block: Block, _, states):
-            return None, block.settle(states, state.positions_B)
+            return None, block.flush(states, state.positions_B)
 
         return dataclasses.replace(state, layers=scan(apply, None, state.layers)[1])
 

@@ -140,13 +140,13 @@ class Mixer(nnx.Module):
 
     def step(self, x_BxD: jax.Array, state: MixerState) -> tuple[jax.Array, MixerState]:
         """Consumes one token per sequence: B×D and the state after it; raises as `prefill` does."""
-        # A step is a prefill of one token, and settles the state as the decode loop of a model does.
+        # A step is a prefill of one token, and flushes the state as the decode loop of a model does.
         lengths_B = jnp.ones_like(state.positions_B)
         context = self._add_rotary(Context(positions_BxL=state.positions_B[:, None], lengths_B=lengths_B))
         end_B, beyond_B = self._end(state, lengths_B)
         y_BxD, after = self.sublayer.step(x_BxD, context, state.sublayer)
-        if self.sublayer.settles_every is not None:
-            after = self.sublayer.settle(after, end_B)
+        if self.sublayer.flush_every is not None:
+            after = self.sublayer.flush(after, end_B)
         return jnp.where(beyond_B[:, None], jnp.nan, y_BxD), MixerState(end_B, after, state.capacity)
 
     def _end(self, state: MixerState, lengths_B: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,7 @@
 """Decoding of mixed chunk attention: a KV cache of near chunks, and the state Σ kᵀv of earlier ones.
 
 Sequence b of the batch is at position start[b], that is, at index start[b] % C of its chunk. A chunk is added to the
-sum when its last token is known: by `prefill_chunks` at once, by `settle_chunks` after `step_chunks`. `ops.chunk_grid`
+sum when its last token is known: by `prefill_chunks` at once, by `flush_chunks` after `step_chunks`. `ops.chunk_grid`
 says where tokens are in the buffers.
 """
 
@@ -164,7 +164,7 @@ def step_chunks(
         local_key = write(local_key, k_BxHx1xK)
         out_BxHx1xE += _attend_buffer(q_BxHx1xK, local_key, value, position_B, settings)
     if x.global_ is not None:
-        # Global attention reads the state of complete chunks; `settle_chunks` adds a chunk to it.
+        # Global attention reads the state of complete chunks; `flush_chunks` adds a chunk to it.
         q_BxHx1xK, k_BxHx1xK = x.global_
         global_key = write(global_key, k_BxHx1xK)
         weight_Bx1 = settings.weight_of_sum((position_B - position_B % settings.chunk_size)[:, None])
@@ -173,7 +173,7 @@ def step_chunks(
     return out_BxHx1xE, ChunkState(local_key, global_key, value, total)
 
 
-def settle_chunks(state: ChunkState, position_B: jax.Array, chunk_size: int) -> ChunkState:
+def flush_chunks(state: ChunkState, position_B: jax.Array, chunk_size: int) -> ChunkState:
     """Adds the chunks that the last step has completed to the state; `position_B`: tokens consumed per sequence."""
     full_B = (position_B > 0) & (position_B % chunk_size == 0)
 

@@ -19,7 +19,7 @@ from inference import test_given
 from inference.test_engine import ALLOWED, END, MAX_TOKENS, PROMPTS, VOCAB, engine, mesh, recomputed
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
-# One whose state is a sum, one whose state must be settled, and one with a cache.
+# One whose state is a sum, one whose state must be flushed, and one with a cache.
 each_family = pytest.mark.parametrize("family", ["linear_transformer", "flash", "transformer"])
 WIDE = 4
 Next = Callable[[tuple[int, ...]], np.ndarray]  # log-probabilities of the token after some ids

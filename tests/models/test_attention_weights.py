@@ -77,7 +77,7 @@ def test_the_parts_of_mixed_chunks(causal):
     _, found = maps("flash", causal)
     chunk = np.arange(LENGTH) // 8
     global_, local = (np.abs(np.asarray(one.weights_BxHxLxL)) > 1e-6 for one in found[:2])
-    assert [one.part for one in found[:4]] == ["global", "local"] * 2
+    assert [one.term for one in found[:4]] == ["global", "local"] * 2
     assert [(one.layer, one.sublayer) for one in found[::2]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert local.any() and not local[..., chunk[:, None] != chunk[None]].any()
     reached = global_.any(axis=(0, 1))
@@ -86,14 +86,14 @@ def test_the_parts_of_mixed_chunks(causal):
 
 def test_one_part_alone():
     _, found = maps("flash", **{"chunks.global_attention": False})
-    assert {one.part for one in found} == {"local"}
+    assert {one.term for one in found} == {"local"}
 
 
 @pytest.mark.parametrize("family", ["aft_full", "aft_local", "aft_conv", "aft_simple"])
 def test_of_aft(family):
     """Weights sum to one. exp(w) is that of the definition, one beyond the window, and there is none without a w."""
     model, found = maps(family)
-    by_part = {one.part: np.asarray(one.weights_BxHxLxL) for one in found if one.layer == 0}
+    by_part = {one.term: np.asarray(one.weights_BxHxLxL) for one in found if one.layer == 0}
     np.testing.assert_allclose(by_part["attention"].sum(axis=-1), 1, rtol=1e-5)
     assert ("exp(w)" in by_part) == (family != "aft_simple")
     if family == "aft_simple":
@@ -114,7 +114,7 @@ def test_of_aft(family):
 
 def test_layers_of_a_pattern_are_counted_on():
     _, found = maps("flash", pattern=("flash", "transformer_plus_plus"), num_layers=4)
-    assert [(one.layer, one.sublayer, one.part) for one in found[:5]] == [
+    assert [(one.layer, one.sublayer, one.term) for one in found[:5]] == [
         (0, 0, "global"),
         (0, 0, "local"),
         (0, 1, "global"),

@@ -131,7 +131,7 @@ def test_one_pair_a_row_is_decoded_as_it_is_trained(name):
     assert_close(logits, expected, 1e-5)
 
     bound = one.bind(one.params)
-    state = jax.jit(lambda params, *args: one.bind(params).remember(*args))(
+    state = jax.jit(lambda params, *args: one.bind(params).encode_source(*args))(
         one.params, np.where(ids > 0, source(), 7), bound.init_state(BATCH), LENGTHS
     )
     logits, state = jax.jit(lambda params, *args: one.bind(params).prefill(*args))(one.params, tokens()[:, :5], state)
@@ -220,9 +220,9 @@ def test_a_source_and_an_encoder_belong_together():
     with pytest.raises(InputError, match="this model has no encoder to read a source"):
         alone.model(alone.params)(tokens(), source=source())
     with pytest.raises(InputError, match="no encoder"):
-        alone.model(alone.params).remember(source(), alone.init_state())
+        alone.model(alone.params).encode_source(source(), alone.init_state())
     with pytest.raises(InputError, match="a source of 40 tokens is longer than model.max_length=32"):
-        one.bind(one.params).remember(np.zeros((BATCH, 40), np.int32), one.bind(one.params).init_state(BATCH))
+        one.bind(one.params).encode_source(np.zeros((BATCH, 40), np.int32), one.bind(one.params).init_state(BATCH))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_unit_beside_cross_attention_starts_smaller_by_default():
 @pytest.mark.parametrize("name", ["transformer", "linear"])
 def test_a_row_without_a_source_is_nan(name):
     bound = model(name).bind(model(name).params)
-    state = bound.remember(source(), bound.init_state(BATCH), np.array([5, 0]))
+    state = bound.encode_source(source(), bound.init_state(BATCH), np.array([5, 0]))
     logits, state = bound.prefill(tokens()[:, :3], state)
     assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
 
