@@ -56,7 +56,7 @@ def plot_curves(
         first.set_ylabel(label + _scored_on(curves))
         named = first.get_legend_handles_labels()
         splits = " and ".join(dict.fromkeys(results[name]["split"] for name in curves))
-        heading = f"in the end, on all of\nthe {splits} split"
+        heading = f"final result on the\nfull {splits} split"
         figure.legend(*named, loc="outside right center", frameon=False, title=heading)
         figure.suptitle(title)
 

@@ -216,7 +216,7 @@ def _against_position(lines: list[Line]) -> Panel:
 def _panel(lines: list[Line], x: str, label: str) -> Panel:
     """Returns the panel of one part, with a band over the seeds."""
     first = lines[0]
-    title = f"{first['part']}: trained on sequences of {first['trained_length']}"
+    title = f"trained at sequence length {first['trained_length']:,}"
     quality = "perplexity per token, test split; band: lowest to highest seed"
     return Panel(lines, x, label, "perplexity", quality, title=title, band=("lowest", "highest"))
 
