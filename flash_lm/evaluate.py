@@ -48,10 +48,12 @@ def main(argv: list[str]) -> None:
     from flash_lm.runs.lost_hosts import report_lost_host
 
     lengths = parse_integers(arguments.lengths, "--lengths") if arguments.lengths else []
+    # Joins the other hosts, if any, before JAX looks for devices.
     name, mesh = parse_run(arguments)
-    # In a file of their own: what reads results compares rows by themselves.
+    # Separate files: results.jsonl has only scores of independent sequences, which comparisons rank.
     file = "carried.jsonl" if arguments.carry else "slices.jsonl" if arguments.slices else "results.jsonl"
     out = results_file(arguments, name, file)
+    # Every host scores its share; the first one prints and writes.
     with report_lost_host():
         results = evaluate(
             name,
@@ -67,6 +69,7 @@ def main(argv: list[str]) -> None:
     if not is_first():
         return
     for result in results:
+        # One line per result: labels have intervals, tokens have a perplexity.
         part = f", {result['slice']}" if "slice" in result else ""
         what = (
             f"{result['family']} on {result['corpus']} {result['split']}{part} at length {result['length']}, step "

@@ -36,6 +36,7 @@ def flags() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Writes a checkpoint as safetensors with its config, its tokenizer and a model card; perhaps uploads it."""
     arguments = flags().parse_args(argv)
+    # Flags that need another flag.
     if arguments.private and not arguments.push:
         raise InputError("--private belongs to --push=OWNER/NAME: leave it out, or say where to upload")
     given = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
@@ -50,12 +51,14 @@ def main(argv: list[str]) -> None:
 
     name, mesh = parse_run(arguments)
     with report_lost_host():
+        # Everything that can be refused is checked before the folder is written.
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
         asked = (trained, arguments.out, arguments.license, arguments.format, Sizes(**given))
         check_export(*asked)
         if arguments.push and is_first():
             make_repository(arguments.push, private=arguments.private)  # what is wrong there is said before writing
         messages = export(*asked, on_hub=arguments.push)
+    # The report, and the upload.
     if is_first():
         print(f"{arguments.out}: {trained.model.parameter_count():,} parameters of {name}, step {trained.step}")
         print("\n".join(messages), end="\n" if messages else "")

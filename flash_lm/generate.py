@@ -45,6 +45,7 @@ def main(argv: list[str]) -> None:
 
     prompt, asked = read_prompt(arguments.prompt, arguments.prompt_file), vars(arguments)
     asked["workdir"], asked["mesh"] = parse_run(arguments)
+    # All hosts compute; the first one prints.
     with report_lost_host():
         for text in render_output(prompt, asked):  # on every host
             if is_first():

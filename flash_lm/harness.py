@@ -38,6 +38,7 @@ def main(argv: list[str]) -> None:
     from flash_lm.inference.harness import HarnessModel
     from flash_lm.inference.model import load_model
 
+    # The tasks, loaded before the model, so that a typing error costs no time.
     if not arguments.include.is_dir():
         raise InputError(f"--include={arguments.include} is no folder: give the one that has your YAML files")
     manager = TaskManager(include_path=str(arguments.include), include_defaults=arguments.published)
@@ -50,6 +51,7 @@ def main(argv: list[str]) -> None:
     except Exception as error:  # whatever a user's YAML file, its data and its templates raise
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"--tasks={arguments.tasks}: {what}: look at the task's YAML file and its data") from None
+    # The harness asks the model for log-likelihoods and generated text.
     name, mesh = parse_run(arguments)
     out = results_file(arguments, name, "harness.jsonl")
     trained = load_model(name, mesh_shape=mesh)
@@ -62,6 +64,7 @@ def main(argv: list[str]) -> None:
         bootstrap_iters=0,
         log_samples=False,
     )
+    # One line per task.
     about = {"run": trained.name, "step": trained.step, "family": trained.config.model.label, "lm_eval": __version__}
     print(make_table(results))
     append_jsonl(out, _lines(results, about))

@@ -64,21 +64,25 @@ def main(argv: list[str]) -> None:
     from flash_lm.runs.hosts import is_first
     from flash_lm.runs.lost_hosts import report_lost_host
 
+    # Limits, key and addresses.
     key = _key(arguments.api_key)
     limits = Limits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Limits)})
     hosts = arguments.host or ["127.0.0.1"]
     name, mesh = parse_run(arguments)
+    # Other hosts only compute; the first one listens.
     if not is_first():
         with report_lost_host():
             follow(load_model(name, dtype=arguments.dtype, mesh_shape=mesh), limits)
         return
     try:
+        # The port is taken before the model loads: a busy one is reported at once.
         family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
         listening = socket.create_server((hosts[0], arguments.port), family=family)
     except (OSError, OverflowError) as error:
         where = f"{hosts[0]}:{arguments.port}"
         raise InputError(f"cannot listen on {where}: {first_line(error)}: choose another --host or --port") from None
     with listening:
+        # Load, compile, and serve until a signal comes.
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
         app = build_app(trained, limits, [*hosts, socket.gethostname()], key)
         host, port = listening.getsockname()[:2]

@@ -44,17 +44,20 @@ def main(argv: list[str]) -> None:
     from flash_lm.training.interrupt import stop_on_signal
 
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # else every run would log the keys that its family ignores
+    # Flags that do not go together.
     if bool(arguments.tune) != bool(arguments.budget):
         raise InputError("--tune and --budget go together: --tune=train.learning_rate --budget=2M")
     if arguments.tune and (arguments.split != "validation" or arguments.lengths):
         raise InputError(
             "--tune compares runs on the validation split as they are trained: leave --split and --lengths"
         )
+    # The runs of the grid or of the file, and the folder for them.
     config = load_config(arguments.config, overrides)
     runs = _runs(arguments, config)
     workdir = arguments.workdir or _workdir(arguments)
     if (workdir / "config.json").exists():
         raise InputError(f"{workdir} contains a single run: choose another --workdir")
+    # Tune a key, or train and score each run.
     set_cache(arguments)
     with stop_on_signal() as should_stop:
         (_tune if arguments.tune else _score)(arguments, config, resolve_workdir(runs, workdir), workdir, should_stop)

@@ -32,15 +32,18 @@ def main(argv: list[str]) -> None:
     from flash_lm.training.profile import parse_span
     from flash_lm.training.train_loop import train
 
+    # Everything that needs no device is checked before JAX looks for one.
     profile = parse_span(arguments.profile) if arguments.profile else None
     config = load_config(arguments.config, overrides)
     begin(arguments)
     if arguments.workdir is None and pathlib.Path(arguments.config).is_dir():
         raise InputError(f"--config={arguments.config} is a folder: set the new run's folder with --workdir")
+    # A missing accelerator is reported, and the folder must not name a checkpoint.
     report_unused_accelerator()
     workdir = run_name(arguments.workdir or f"runs/{config_name(arguments.config)}")
     if workdir.suffix:
         raise InputError(f"--workdir={workdir} names a checkpoint: use --config.train.branch_from={workdir}")
+    # A signal ends the loop after the step in progress.
     with stop_on_signal() as should_stop:
         done = train(config, workdir.workdir, should_stop, profile, arguments.debug_nonfinite, process_start_time())
     if not done:

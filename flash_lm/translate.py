@@ -52,15 +52,18 @@ def main(argv: list[str]) -> None:
     from flash_lm.runs.hosts import is_first
     from flash_lm.runs.lost_hosts import report_lost_host
 
+    # The model, and the split of pairs to translate.
     name, mesh = parse_run(arguments)
     out = results_file(arguments, name, "bleu.jsonl")
     trained = load_model(name, mesh_shape=mesh, overrides=overrides)
     corpus = load_text(trained, arguments.split)
+    # Every host translates its share.
     with report_lost_host():
         limits = {"first": arguments.first, "max_tokens": arguments.max_tokens}
         translations = translate(trained, corpus, arguments.split, settings, **limits)
     if not is_first():
         return
+    # The first host writes answers and scores.
     if arguments.answers:
         arguments.answers.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(arguments.answers, [dataclasses.asdict(one) for one in translations])

@@ -33,10 +33,12 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     use_plugins(arguments)
     out = arguments.out
+    # The table and the curves.
     text = write_comparison(arguments.workdirs, arguments.split, out)
     if text is None:
         names = ", ".join(arguments.workdirs)
         raise InputError(f"no run of {names} has results on {arguments.split}: evaluate one first")
+    # The page: also configs and continuations.
     samples = _samples(arguments.workdirs, arguments.prompt) if arguments.prompt else {}
     pictures = [path for path in (out / "curves.png", out / "accuracy.png") if path.exists()]
     title = f"{len(arguments.workdirs)} runs on the {arguments.split} split"

@@ -61,6 +61,7 @@ def main(argv: list[str]) -> None:
     add_plugins_flag(parser)
     arguments = parser.parse_args(argv)
     use_plugins(arguments)
+    # Requirements: a square grid, matplotlib, a model of images.
     columns = math.isqrt(arguments.samples)
     if columns**2 != arguments.samples:
         raise InputError(f"--samples={arguments.samples} must be a square number, such as {columns**2}")
@@ -71,6 +72,7 @@ def main(argv: list[str]) -> None:
         raise InputError(f"{trained.name} was not trained on images: train a model with configs/mnist.py")
     test = load_splits(trained.config.data).splits["test"]
     assert isinstance(test, Images)
+    # Samples, then completions of the upper halves of test images.
     generator = ImageGenerator(trained, test.pixels.shape[1:])
     settings = {"temperature": arguments.temperature, "seed": arguments.seed}
     write_png(arguments.out / "samples.png", grid(generator.draw(arguments.samples, **settings), columns))
@@ -78,9 +80,9 @@ def main(argv: list[str]) -> None:
     half = originals.shape[1] // 2
     flat = originals[:, :half].reshape(len(originals), -1)
     completed = generator.complete(np.repeat(flat, 2, axis=0), **settings)
-    given = originals.copy()
-    given[:, half:] = _GREY
-    rows = np.stack([given, completed[::2], completed[1::2], originals], axis=1)
+    upper_halves = originals.copy()
+    upper_halves[:, half:] = _GREY
+    rows = np.stack([upper_halves, completed[::2], completed[1::2], originals], axis=1)
     write_png(arguments.out / "completions.png", grid(rows.reshape(-1, *originals.shape[1:]), 4))
     print(f"{arguments.out}/samples.png and completions.png")
 

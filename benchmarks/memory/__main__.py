@@ -30,10 +30,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", required=True)
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
+    # One step in this process: peak memory is that of the process.
     step = BareStep(complete_config(parse(load_config(arguments.config, overrides))))
     step.start()
     first_step_ms = make_turn(step.step)()
     config = step.config
+    # What XLA planned, and what the system saw.
     line = {
         "family": config.model.label,
         "parameters": step.parameters,

@@ -50,9 +50,11 @@ def make_setup(config: ConfigDict, family: str, size: str, shape: tuple[int, ...
 
 def measure(setup: Setup) -> Line:
     """Compiles the step; returns a line with its memory and collectives."""
+    # Compile for the simulated mesh, without running.
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh):
         step = CompiledStep(setup)
+    # Read collectives, memory and sharded state from the program.
     traffic, memory = count_collectives(step.program.as_text()), step.program.memory_analysis()
     leaves = jax.tree.leaves(setup.abstract)
     state = sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)

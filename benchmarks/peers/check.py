@@ -263,6 +263,7 @@ def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Pa
         python: the peers' interpreter.
         folders: folders of the authors' repositories, by family.
     """
+    # One question per input; the other libraries answer all of them in one process.
     missing = {family: REPOSITORIES[family][0] for family, folder in folders.items() if folder is None}
     prepared_cases = [prepare(case) for case in cases if case.source not in missing]
     questions, arrays = [], []
@@ -276,6 +277,7 @@ def check(cases: list[Case], python: pathlib.Path, folders: dict[str, pathlib.Pa
             added = [(0, 0), (0, x_BxLxD.shape[1] - real_BxL.shape[1])]
             questions.append(question)
             arrays.append(weights | {"x": x_BxLxD, "real": np.pad(real_BxL, added, constant_values=True)})
+    # One line per case, unless its library is not installed.
     lines, answers = [], iter(ask(python, questions, arrays) if questions else [])
     for prepared in prepared_cases:
         case_answers = [next(answers) for _ in prepared.inputs]
@@ -301,6 +303,7 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides how each layer is compiled
     check_python(arguments.python)
+    # The cases, and the checkouts that they need.
     cases = read_cases(TABLE, split_words(arguments.families) if arguments.families else None)
     asked = {case.source for case in cases}
     folders = {family: checkout(family, getattr(arguments, family)) for family in REPOSITORIES if family in asked}

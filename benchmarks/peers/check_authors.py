@@ -61,6 +61,7 @@ def read_kernels(arrays: Arrays, *names: str) -> list[torch.Tensor]:
 
 def transformer_xl(settings: Settings, arrays: Arrays, folder: str) -> torch.Tensor:
     """Runs `RelPartialLearnableMultiHeadAttn`, segment by segment, without its norm and its residual."""
+    # Their module, with our weights; its norm and residual are not compared.
     stubs = {name: mock.MagicMock() for name in ("proj_adaptive_softmax", "log_uniform_sampler")}
     with importable(folder, {"transformer_xl": "pytorch"}, stubs):
         theirs = importlib.import_module("transformer_xl.mem_transformer")
@@ -71,6 +72,7 @@ def transformer_xl(settings: Settings, arrays: Arrays, folder: str) -> torch.Ten
     set_linear(module.qkv_net, *read_kernels(arrays, "query", "key", "value"))
     set_linear(module.r_net, *read_kernels(arrays, "distance"))
     set_linear(module.o_net, *read_kernels(arrays, "output"))
+    # Segment by segment, with the previous one as memory.
     embedding, outputs, memory = theirs.PositionalEmbedding(width), [], None
     for segment in x_LxBxD.split(size):
         before = 0 if memory is None else len(memory)
@@ -89,6 +91,7 @@ def adaptive_span(settings: Settings, arrays: Arrays, folder: str) -> torch.Tens
     Theirs sees only earlier tokens, from a cache of fixed size: keys and values are shifted by one token here. The
     first tokens have fewer predecessors, and go one by one through modules whose limit is their number.
     """
+    # Their package imports itself by its name.
     packages = {"adaptive_span_code": "."}
     stubs = {name: mock.MagicMock() for name in ("persistent_memory", "adaptive_io")}
     with importable(folder, packages, stubs):
@@ -115,6 +118,7 @@ def adaptive_span(settings: Settings, arrays: Arrays, folder: str) -> torch.Tens
         seen = functional.pad(x[:, first - size + 1 : last], (0, 0, 0, 1))
         return module(x[:, first:last], seen, seen, torch.zeros(1, width // heads, size))
 
+    # The first tokens have shorter contexts; all others see the limit.
     parts = [attend(position, position + 1, position + 1) for position in range(limit - 1)]
     return torch.cat([*parts, attend(limit - 1, x.shape[1], limit)], dim=1)
 

@@ -83,10 +83,12 @@ def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:
     theirs.mkdir()
     ids_BxL = np.random.default_rng(0).integers(4, 260, size=(ROWS, LENGTH))
     np.save(theirs / "ids.npy", ids_BxL)
+    # Their logits and their greedy continuation.
     expected, after = ask(python, theirs, settings)
     tokenizer = to_hugging_face(ByteTokenizer())
     assert not isinstance(tokenizer, str)
     tokenizer.save(str(theirs / "tokenizer.json"))
+    # Import their folder, export ours, and ask them for the logits of our export.
     trained = load(import_hf(theirs, folder / "ours"), dtype="float32")
     export(load(folder / "ours"), exported, "other", "llama")
     np.save(exported / "ids.npy", ids_BxL)

@@ -77,10 +77,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
     config = load_config(arguments.config, overrides)
+    # The loop and the bare step alternate; what surrounds the steps happens once.
     once = {"train.steps": arguments.steps, "train.eval_every": 0, "train.checkpoint_every": 0, "train.eval_steps": 1}
     config.update_from_flattened_dict(once)
     turns = [(loop_step_ms(config), bare_step_ms(config)) for _ in range(arguments.rounds)]
     loop, bare = (statistics.median(times) for times in zip(*turns, strict=True))
+    # One line: both times and their ratio per round.
     line = {
         "family": parse(config).model.label,
         "loop_step_ms": loop,

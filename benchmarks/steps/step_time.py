@@ -106,6 +106,7 @@ def warm_up(steps: dict[str, BareStep], lines: dict[str, Line]) -> dict[str, Cel
 
 def measure(configs: dict[str, Config], rounds: int, log: Callable[[str], None]) -> dict[str, Line]:
     """Measures each family with the same length, precision and number of tokens."""
+    # Compile all steps, then time them in turn; on a CPU a large product gives the peak rate.
     steps, lines = compile_steps(configs, log)
     cells, device, some = warm_up(steps, lines), jax.devices()[0], next(iter(configs.values()))
     if device.platform == "cpu":
@@ -115,6 +116,7 @@ def measure(configs: dict[str, Config], rounds: int, log: Callable[[str], None])
     else:
         take_turns(list(cells.values()), rounds, log)
         peak = peak_flops(device.device_kind, some.model.dtype)
+    # Rates, and speed relative to the baseline.
     for family, cell in cells.items():
         rate = lines[family]["model_flops"] / (cell.median_ms / 1000)
         lines[family] |= {

@@ -62,6 +62,7 @@ class FamilyFacts(SphinxDirective):
         name = self.arguments[0]
         facts = base_facts(name)
         flops = " and ".join(f"{facts.flops[n] / 1e6:,.0f} million at length {n:,}" for n in LENGTHS)
+        # Facts as a table, then the picture.
         lines = {
             "Name": f"`--config.model.family={name}`",
             "Paper": paper_link(name),

@@ -60,6 +60,7 @@ def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
     keys = _picture_keys(family)
     draws = keys.pop("draws", _DRAWS)
     config.update_from_flattened_dict({**_SHAPE, **keys, "family": family, "causal": causal})
+    # A small model; each draw adds noise to its parameters.
     graph, params, others = nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)
     parts: list[str] = []
 
@@ -73,6 +74,7 @@ def kinds(family: str, causal: bool) -> dict[str, np.ndarray]:
 
     arrays = jax.jit(jax.vmap(weights))(jax.random.split(jax.random.key(0), draws))
     weights_by_part = {name: np.asarray(x).reshape(-1, _LENGTH, _LENGTH) for name, x in zip(parts, arrays, strict=True)}
+    # A pair is visible if its weight is not zero in some draw.
     biased = weights_by_part.pop("exp(w)", None)
     seen = {name: (x != 0).any(0) for name, x in weights_by_part.items()}
     if biased is None:

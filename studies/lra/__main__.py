@@ -32,6 +32,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     arguments = parser.parse_args(argv)
+    # Sweeps that are here replace the lines of their task; the others are kept.
     kept, lines = read_lines(arguments.out / "runs.jsonl"), []
     for task in published.TASKS:
         kept_lines = [line for line in kept if line["lra"] == task]
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> None:
             f"--runs={arguments.runs} has no scored sweep: make one with --workdir={arguments.runs}/"
             f"{published.TASKS[0]}, and --split=test"
         )
+    # Lines, table and picture.
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_jsonl(arguments.out / "runs.jsonl", lines)
     text = lra_table(lines, models.FAMILIES, published.ACCURACY, published.TASKS)

@@ -117,10 +117,12 @@ def study_tables(lines: Sequence[Line]) -> str:
 def _table(lines: Sequence[Line]) -> str:
     """Returns the table of one part."""
     rows: dict[str, Line] = {}
+    # Models whose seeds all failed come last, without scores.
     lost = [line for line in lines if not line["seeds"]]
     tabled = [line for line in lines if line["seeds"] and line.get("slices") != POSITIONS]  # positions have a picture
     if not tabled:
         return f"{lost[0]['part']}: no run stayed finite\n\n{markdown_table(lost, {**_ABOUT, **_SPREAD})}"
+    # One row per model, one column per length and slice.
     for line in tabled:
         row = rows.setdefault(line["run"], {})
         row[_heading(line)] = line["perplexity"]

@@ -71,6 +71,7 @@ def hash_of_group(group: Mapping[str, Any]) -> str:
 
 def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
     """Times runs that take turns, see `time_steps`; `rounds_ms` has the mean of a run's turns in each round."""
+    # Compile and warm up all steps, then time them in turn.
     cells, flops = [], {}
     for name, config in group.items():
         step = BareStep(build_experiment(parse(config)).config)

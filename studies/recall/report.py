@@ -80,6 +80,7 @@ def plot_recall(lines: list[Line], path: pathlib.Path) -> None:
         ("ms_a_token", "milliseconds per token, 16 sequences"),
     )
     names = list(dict.fromkeys(line["model"] for line in lines))
+    # A panel per axis, a curve per model over its widths.
     with new_figure(path, 1, len(axes_of), (7, 6 + 0.1 * len(names)), sharey=True) as (figure, grid):
         for axes, (key, label) in zip(grid.flat, axes_of, strict=True):
             for i, name in enumerate(names):

@@ -69,6 +69,7 @@ def run_model(model: Model, rate: float, seed: int, folder: pathlib.Path, should
     """
     config = model.run_config(rate, seed)
     train_to_end(config, folder, should_stop)
+    # Accuracy by part, and over all targets; the state is that of a full sequence.
     parts = evaluate(folder, "test", slices=("parts",))
     curve = validation_curve(folder)
     length = parse(config).data.length

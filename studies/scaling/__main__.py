@@ -80,6 +80,7 @@ def _fit(runs: list[str], split: str, out: pathlib.Path) -> None:
     results, lines = newest_results(runs, split), []
     if not results:
         raise InputError(f"none of the runs has a result on the {split} split: score them with --split={split} first")
+    # A law per family, with intervals from resampled runs.
     for family in dict.fromkeys(line["family"] for line in results):
         family_results = [line for line in results if line["family"] == family]
         sizes, losses = (np.array([line[key] for line in family_results], float) for key in ("parameters", "loss"))
@@ -91,6 +92,7 @@ def _fit(runs: list[str], split: str, out: pathlib.Path) -> None:
         values = {name: getattr(fitted.law, name) for name in _CONSTANTS}
         lows, highs = ({f"{name}_{end}": pair[i] for name, pair in fitted.intervals.items()} for i, end in _ENDS)
         lines.append({"family": family, "runs": len(family_results), **values, **lows, **highs})
+    # Lines and table.
     out.mkdir(parents=True, exist_ok=True)
     write_jsonl(out / "law.jsonl", lines)
     shown = [line | {name: _format_interval(line, name) for name in _CONSTANTS} for line in lines]

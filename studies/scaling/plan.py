@@ -34,6 +34,7 @@ def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list
     length = config.data.length or config.model.max_length
     runs = []
     for family in families:
+        # A size per width; layers and heads grow with it.
         for width in _WIDTHS:
             shape = {
                 "model.family": family,
@@ -45,6 +46,7 @@ def plan(config: Any, families: Sequence[str], budgets: Iterable[float]) -> list
             sized.update_from_flattened_dict(shape)
             about = facts(family, sized.model, (), (length,))
             for budget in budgets:
+                # The tokens that the budget allows; sizes far from the optimum are left out.
                 tokens = round(budget / (FORWARD_AND_BACKWARD * about.flops[length]))
                 if not _FROM <= tokens / about.parameters <= _TO:
                     continue

@@ -86,6 +86,7 @@ def _name_points(axes, points: list[tuple[float, float, str]], names: set[str]) 
     from matplotlib.text import Text  # noqa: PLC0415 (an extra, and slow to import)
     from matplotlib.transforms import Bbox  # noqa: PLC0415
 
+    # Each name goes to the first offset at which it overlaps nothing.
     at = axes.transData.transform([(x, y) for x, y, _ in points])
     taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in at]
     for x, y, name in [point for point in points if point[2] in names]:

@@ -217,6 +217,7 @@ def entering_sums(
     (batch, chunks, size, width), expanded = k_NxGxCxK.shape, v_NxGxCxE.shape[-1]
     tile = backend.tile
     depth, keys = math.gcd(expanded, tile.sums), math.gcd(width, tile.keys)
+    # Inputs: whether a chunk continues the document of the one before, its keys and its values.
     row_of = _rows(batch, goes_on_BxG)
     inputs = {
         "goes_on": (goes_on_BxG, backend.scalars()),
@@ -227,6 +228,7 @@ def entering_sums(
     def program(ids: Ids, refs: dict, out_ref) -> None:
         row = row_of(ids[0])
 
+        # Writes the state that enters a chunk, then adds the chunk to it; documents reset the state.
         def chunk(index: jax.Array, total: jax.Array) -> jax.Array:
             g = chunks - 1 - index if reverse else index
             out_ref[g, :, :] = total.astype(out_ref.dtype)
@@ -330,6 +332,7 @@ def _call(
     With `descending`, that dimension runs backwards.
     """
 
+    # Backends differ in which grid axis runs fastest; programs see one order.
     def ids_of(*places: jax.Array) -> Ids:
         ids = places[::-1] if backend.first_is_fastest else places
         return (*ids[:-1], grid[-1] - 1 - ids[-1]) if descending else ids

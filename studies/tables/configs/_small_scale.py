@@ -7,6 +7,7 @@ _LENGTH_DIVISOR = 4
 
 def shrink(config: ConfigDict) -> ConfigDict:
     """Shrinks a config to 200 steps of 2 layers of 128; task, tokenizer and family stay."""
+    # The model: two layers that a CPU trains in minutes.
     config.model.update(
         num_layers=2,
         model_dim=128,
@@ -21,6 +22,7 @@ def shrink(config: ConfigDict) -> ConfigDict:
         remat="none",
         dropout=0.0,
     )
+    # Two hundred steps: enough to see that everything runs, not to rank.
     config.data.update(vocab_size=4096, tokens_per_batch=2048)
     config.train.update(
         steps=200,
