@@ -65,7 +65,7 @@ def test_a_peer_that_dies_is_reported(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [("--peers=sdpa x", "among sdpa"), ("--python=/nowhere", "make peers"), ("--lengths=0", "whole")],
+    [("--peers=sdpa x", "among sdpa"), ("--python=/nowhere", "make peers"), ("--lengths=0", "positive integers")],
 )
 def test_peers_of_nonsense_end_before_anything_is_measured(tmp_path, word, message):
     words = ["--config=configs/tiny.py", f"--python={sys.executable}", f"--out={tmp_path / 'out'}"]
