@@ -55,7 +55,9 @@ class GAUOptions:
         one_of("scale_offset", "dense"),
     )
     relative_bias: str = key(
-        None, "none, t5, toeplitz or rope; open: from the family", one_of("none", "t5", "toeplitz", "rope")
+        None,
+        "none, t5, toeplitz or rope (products of two learned vectors with rotary positions); open: from the family",
+        one_of("none", "t5", "toeplitz", "rope"),
     )
     attention_function: str = key("relu2", "relu2, softmax or laplace", one_of("relu2", "softmax", "laplace"))
 
@@ -63,9 +65,9 @@ class GAUOptions:
 class GatedAttentionUnit(AttentionSublayer[Pairs]):
     """Gated attention unit (GAU): (U ⊙ A V) W_o with U = silu(x W_u), V = silu(x W_v) (eq. 3–5).
 
-    Queries and keys are scale-offsets of Z = silu(x W_z). The paper's unit has one head. With several heads, V is split
-    among them, and there are scale-offsets per head. With `query_key=dense` there is a Z_i = silu(x W_i) per query and
-    key. Convolutions come before the silu of V and of Z, as in Mamba-2.
+    Queries and keys are scale-offsets γ ⊙ Z + β of one Z = silu(x W_z). The paper's unit has one head. With several
+    heads, V is split among them, and there are scale-offsets per head. With `query_key=dense` there is a
+    Z_i = silu(x W_i) per query and key. Convolutions come before the silu of V and of Z, as in Mamba-2.
     """
 
     def __init__(self, config: ModelConfig, options: GAUOptions, core: CoreOfPairs, *, rngs: nnx.Rngs):
@@ -126,7 +128,7 @@ def _mixed_chunk_heads(
 
 
 # Attention functions whose output is near 0 while the scores are near 0, as at initialisation, by `model.divides`.
-# Softmax is none: its weights sum to 1. Laplace is none where N divides the scores: f(0) = 0.006 per key adds up.
+# Softmax does not qualify: its weights sum to 1. Nor does Laplace if N divides the scores: f(0) = 0.006 per key adds up.
 # Scores of dense queries and keys are small only if N divides them.
 _ZERO_AT_INIT: Mapping[str, Callable[[GAUOptions], bool]] = {
     "weights": lambda gau: gau.attention_function != "softmax" and gau.query_key != "dense",

@@ -30,7 +30,7 @@ from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
 
-_EPSILON = 1e-6  # of the length of keys and queries, inside the root
+_EPSILON = 1e-6  # added to ‖x‖² under the root when queries and keys are normalised
 
 
 @section("model.delta")
@@ -42,7 +42,7 @@ class DeltaOptions:
     value_dim: int = key(None, "width of the values and of the gate; open: 3 D / 2", at_least(1))
     decay: bool = key(True, "data-dependent decay of the state; False: DeltaNet")
     negative_eigenvalues: bool = key(
-        False, "whether β reaches 2, so that the state transition may have negative eigenvalues"
+        False, "whether β reaches 2, so that the state transition may have negative eigenvalues (allow_neg_eigval)"
     )
 
 
@@ -57,8 +57,8 @@ class DeltaCore(PlainCore):
         self.chunk_size = chunk_size
 
     def __call__(self, by: DeltaInputs, v: jax.Array, context: Context) -> jax.Array:
-        """B×H×L×E."""
-        mix = lambda *row: delta_rule(*row, chunk_size=self.chunk_size)
+        """Chunkwise form over full sequences, for training: outputs B×H×L×E."""
+        mix = lambda *arrays: delta_rule(*arrays, chunk_size=self.chunk_size)
         return from_either_end(mix, by, v, context)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
@@ -66,7 +66,7 @@ class DeltaCore(PlainCore):
         return jnp.zeros((batch, heads, key_width, value_width), jnp.float32)
 
     def prefill(self, by: DeltaInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Chunkwise form from any position: the state needs no chunk grid."""
+        """Chunkwise form; a prefill may start at any position, since the state is exact after every token."""
         return prefill_delta(by, v, state, context.real(), chunk_size=self.chunk_size)
 
     def step(self, by: DeltaInputs, v: jax.Array, context: Context, state: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -75,10 +75,9 @@ class DeltaCore(PlainCore):
         return out, jnp.where(context.real()[:, :, None, None], after, state)
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
-        """Pairs inside the chunk, with those of the triangular system, and three products with the state."""
-        # Chunkwise form: pairs inside a chunk, the triangular system (UT transform), and products with the state.
+        """Forward FLOPs: pairs within a chunk, the triangular system (UT transform), and products with the state."""
         pairs, products = chunk_work(length, self.chunk_size)
-        reading = max(length - self.chunk_size, 0)  # tokens after the first chunk read the sum twice
+        reading = max(length - self.chunk_size, 0)  # tokens after the first chunk multiply the state twice: k S and q S
         of_system = (pairs - length) * (2 * key_width + value_width)
         of_pairs = pairs * (key_width + value_width) + of_system
         return 2 * heads * (of_pairs + (products + reading) * key_width * value_width) / length
@@ -87,12 +86,13 @@ class DeltaCore(PlainCore):
 class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
     """Gated delta rule per head, output norm and gate: (norm(o) ⊙ silu(x W_g)) W_o.
 
-    Queries, keys and values are maps of x with short convolutions and silu; queries and keys of a head have length 1.
+    Queries, keys and values are maps of x with short convolutions and silu; keys are L2-normalised per
+    head, and so are queries, times 1/√K.
     β = σ(x W_b), and the state decays by e^(−a softplus(x W_a + b)) per token, with a and b per head.
     """
 
     def __init__(self, config: ModelConfig, options: DeltaOptions, *, rngs: nnx.Rngs):
-        """H heads."""
+        """Builds projections, short convolutions, decay parameters and the output norm, for H heads."""
         dim, keys, values = config.model_dim, options.key_dim, options.value_dim
         self.core, self.rotary = DeltaCore(options.chunk_size), False
         self.heads = self.key_heads = config.num_heads
@@ -109,7 +109,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": values}, config)
         vector = lambda x: nnx.Param(x.astype(jnp.dtype(config.param_dtype)), **VECTORS)
         self.gain = vector(jnp.ones(self.value_width))
-        # The decay is parametrised as in Mamba-2: a rate per head times a step size per token.
+        # The decay is parametrised as in Mamba-2, with log_rate as its A_log and step_bias as its dt_bias.
         self.step_size = Dense(dim, self.heads, config, rngs=rngs) if options.decay else None
         if options.decay:
             self.log_rate = vector(first_rates(self.heads, rngs))
@@ -121,9 +121,10 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         return {name: getattr(self, name)(x_BxLxD) for name in names}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[DeltaInputs]:
-        """Heads of queries and keys of length 1, β and decays."""
-        # β, the strength of each write, and the log of the decay, 0 without a gate.
+        """Splits heads, normalises queries and keys, and computes β and the log-decay."""
+        # Heads; silu follows the short convolutions.
         q, k, v = (split_heads(jax.nn.silu(maps[name]), self.heads) for name in ("query", "key", "value"))
+        # β, the write strength, and the log-decay g; g = 0 without decay (DeltaNet).
         beta_BxHxL = self.largest_beta * jax.nn.sigmoid(_by_head(maps["beta"]))
         log_decay_BxHxL = jnp.zeros_like(beta_BxHxL)
         if self.step_size is not None:

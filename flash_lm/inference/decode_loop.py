@@ -11,18 +11,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from flash_lm.data.conditioning import Conditioning
 from flash_lm.inference import beams
 from flash_lm.inference.decode_params import DecodeParams, Unstacked
-from flash_lm.inference.decoding import Decoding
+from flash_lm.inference.decoding import DecodeCarry
 from flash_lm.inference.sampling import SamplingArrays, draw_tokens
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.training.sharding import BATCH
 
 
 class DecodeLoop:
-    """The compiled functions of an `Engine`; each is compiled once per shape. A carry is a `Decoding`.
+    """The compiled functions of an `Engine`; each is compiled once per shape. A carry is a `DecodeCarry`.
 
     Attributes:
         start: the carry before the first token.
-        read: the state with the keys and values of encoded sources.
+        encode_source: the state with the keys and values of encoded sources.
         prefill: the carry after a piece of each prompt.
         score: scores of a piece of each sequence, and the state after it.
         advance: the carry after new tokens, and the tokens.
@@ -39,7 +39,7 @@ class DecodeLoop:
         self._params, self._mesh = params, mesh
         self._end, self._never_V, self._conditioning = end, never_V, conditioning
         self.start = jax.jit(self._start, static_argnums=(2, 3))
-        self.read = jax.jit(self._read, donate_argnums=1)
+        self.encode_source = jax.jit(self._encode_source, donate_argnums=1)
         self.prefill = jax.jit(self._prefill, donate_argnums=1)
         self.score = jax.jit(self._score, donate_argnums=1, static_argnums=5)
         self.advance = jax.jit(self._advance, donate_argnums=1, static_argnums=5)
@@ -49,18 +49,20 @@ class DecodeLoop:
         self.leave = jax.jit(self._leave, donate_argnums=0)
         self.unstack = jax.jit(lambda carry: self._shard(dataclasses.replace(carry, state=carry.state.unstack())))
 
-    def _start(self, params: Unstacked, rows: jax.Array, padded_rows: int, capacity: int) -> Decoding:
+    def _start(self, params: Unstacked, rows: jax.Array, padded_rows: int, capacity: int) -> DecodeCarry:
         logits_BxV = jnp.zeros((padded_rows, self._params.model.config.vocab_size), jnp.float32)
         state = self._params.bind(params).init_state(padded_rows, capacity)
         seen_BxV = jnp.zeros(logits_BxV.shape, bool)
         finished_B = jnp.arange(padded_rows) >= rows  # the padding of the batch has ended from the start
         count_B = jnp.zeros(padded_rows, jnp.int32)
-        return self._shard(Decoding(state, logits_BxV, seen_BxV, count_B, finished_B))
+        return self._shard(DecodeCarry(state, logits_BxV, seen_BxV, count_B, finished_B))
 
-    def _read(self, params: Unstacked, state: DecodeState, source_BxM: jax.Array, lengths_B) -> DecodeState:
+    def _encode_source(self, params: Unstacked, state: DecodeState, source_BxM: jax.Array, lengths_B) -> DecodeState:
         return self._params.bind(params).encode_source(source_BxM, state, lengths_B)
 
-    def _prefill(self, params: Unstacked, carry: Decoding, inputs_BxL: jax.Array, lengths_B: jax.Array) -> Decoding:
+    def _prefill(
+        self, params: Unstacked, carry: DecodeCarry, inputs_BxL: jax.Array, lengths_B: jax.Array
+    ) -> DecodeCarry:
         prefix_B = self._conditioning.prefix_length(lengths_B)  # the piece is a full prompt
         logits_BxV, state = self._params.bind(params).prefill_last(inputs_BxL, carry.state, lengths_B, prefix_B)
         logits_BxV = jnp.where(lengths_B[:, None] > 0, logits_BxV, carry.logits_BxV)
@@ -80,7 +82,7 @@ class DecodeLoop:
     def _advance(
         self,
         params: Unstacked,
-        carry: Decoding,
+        carry: DecodeCarry,
         settings: SamplingArrays,
         keys_B: jax.Array,
         budget: jax.Array,
@@ -110,11 +112,11 @@ class DecodeLoop:
             # Compute the logits of the next one.
             logits_BxV, state = bound.step_unstacked(tokens_B, carry.state, blocks)
             seen_BxV = carry.seen_BxV.at[jnp.arange(rows), tokens_B].set(True)
-            carry = self._shard(Decoding(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
+            carry = self._shard(DecodeCarry(state, logits_BxV, seen_BxV, carry.count_B + 1, finished_B))
             return index + 1, carry, output
 
         # Settling is rare and copies arrays, so it is outside of the loop over tokens, which ends when it is due.
-        def due(carry: Decoding) -> jax.Array:
+        def due(carry: DecodeCarry) -> jax.Array:
             return jnp.stack([carry.state.positions_B % n == 0 for n in bound.flush_every]).any()
 
         def generate_until_due(loop):
@@ -139,7 +141,9 @@ class DecodeLoop:
         _, carry, output = jax.lax.while_loop(is_unfinished, body, (jnp.int32(0), carry, output))
         return carry, output
 
-    def _search(self, params: Unstacked, carry: Decoding, budget, penalty, width: int, size: int) -> beams.BeamResult:
+    def _search(
+        self, params: Unstacked, carry: DecodeCarry, budget, penalty, width: int, size: int
+    ) -> beams.BeamResult:
         """Beam search from a carry, with the step of the unstacked model."""
         # The state is flushed inside the step, in a branch that copies it only when it is due.
         bound = self._params.bind(params)
@@ -155,17 +159,17 @@ class DecodeLoop:
         numbers = {"end": self._end, "budget": budget, "penalty": penalty, "width": width, "size": size}
         return beams.search(step, carry.state, carry.logits_BxV, carry.finished_B, never_V, **numbers)
 
-    def _join(self, carry: Decoding, row: jax.Array, other: Decoding) -> Decoding:
+    def _join(self, carry: DecodeCarry, row: jax.Array, other: DecodeCarry) -> DecodeCarry:
         return self._shard(jax.tree.map(lambda rows, new: rows.at[row].set(new[0]), carry, other))
 
-    def _leave(self, carry: Decoding, row: jax.Array) -> Decoding:
+    def _leave(self, carry: DecodeCarry, row: jax.Array) -> DecodeCarry:
         return dataclasses.replace(carry, finished_B=carry.finished_B.at[row].set(True))
 
-    def _shard(self, carry: Decoding) -> Decoding:
+    def _shard(self, carry: DecodeCarry) -> DecodeCarry:
         """Shards the batch over the data and fsdp axes."""
         rows = self._constrain(*BATCH)
         logits_BxV, seen_BxV = rows(carry.logits_BxV), rows(carry.seen_BxV)
-        return Decoding(
+        return DecodeCarry(
             self._shard_state(carry.state), logits_BxV, seen_BxV, rows(carry.count_B), rows(carry.finished_B)
         )
 

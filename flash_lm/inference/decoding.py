@@ -11,8 +11,8 @@ from flash_lm.models.decode_state import DecodeState
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Decoding:
-    """The carry of the decode loop; donated.
+class DecodeCarry:
+    """The carry of the decode loop. Calls that take it donate it: its buffers are reused, so use only the one returned.
 
     Attributes:
         state: the decode state after all tokens so far.

@@ -17,7 +17,7 @@ from flash_lm.data.conditioning import BEFORE, Conditioning
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.decode_loop import DecodeLoop
 from flash_lm.inference.decode_params import DecodeParams
-from flash_lm.inference.decoding import Decoding, Hypothesis, Scored, Tokens
+from flash_lm.inference.decoding import DecodeCarry, Hypothesis, Scored, Tokens
 from flash_lm.inference.sampling import SamplingArrays, random_key
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.models.decode_state import DecodeState
@@ -25,7 +25,7 @@ from flash_lm.runs.hosts import fetch_array
 from flash_lm.training.sharding import BATCH, round_up_rows
 
 PIECE = 512  # tokens of a prompt that are prefilled at a time
-_SHORTEST = 16  # bucket
+_MIN_BUCKET = 16  # tokens; lengths are rounded up to powers of two, to compile few shapes
 
 
 class Engine:
@@ -33,7 +33,7 @@ class Engine:
 
     Attributes:
         limit: largest sequence length, including the prompt; None: any.
-        conditioning: how prompts are read; a text scored without a prompt is read from left to right.
+        conditioning: how prompts are read: causally, as a bidirectional prefix, or by an encoder.
         lock: a lock for threads that share the engine, held during calls: programs on several devices must be started
             in one order on all of them.
         grows: whether the state grows with its capacity.
@@ -66,22 +66,22 @@ class Engine:
         model = params.model
         model.abstract.check_decodable()
         self._params, self._mesh = params, mesh
-        self._begin, self._most_source = begin, model.config.max_length
+        self._begin, self._max_source_length = begin, model.config.max_length
         self.conditioning = conditioning
         self.limit = model.abstract.longest
         self.lock = threading.RLock() if mesh.size > 1 else contextlib.nullcontext()
         self.grows = model.abstract.state_grows
         self._loop = DecodeLoop(params, mesh, end=end, never_V=~allowed_V, conditioning=conditioning)
 
-    def start(self, rows: int, tokens: int) -> Decoding:
+    def start(self, rows: int, tokens: int) -> DecodeCarry:
         """The carry before the first token, for this many sequences of at most this many tokens."""
         return self._start_padded(rows, rows, tokens)
 
-    def start_empty(self, rows: int, tokens: int) -> Decoding:
+    def start_empty(self, rows: int, tokens: int) -> DecodeCarry:
         """A carry whose sequences have all ended, padded to divide over the devices; others may `join` it."""
         return self.unstack(self._start_padded(0, rows, tokens))
 
-    def _start_padded(self, active: int, rows: int, tokens: int) -> Decoding:
+    def _start_padded(self, active: int, rows: int, tokens: int) -> DecodeCarry:
         """The carry before the first token; only the first `active` sequences of the padded batch have not ended."""
         with jax.set_mesh(self._mesh):
             padded_rows = round_up_rows(rows, self._mesh)
@@ -94,8 +94,8 @@ class Engine:
             shapes = jax.eval_shape(start, self._params.unstacked).state
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
-    def prefill(self, prompts: list[np.ndarray], max_tokens: int) -> Decoding:
-        """Consumes prompts in parallel.
+    def prefill(self, prompts: list[np.ndarray], max_tokens: int) -> DecodeCarry:
+        """Runs the prompts through the model in pieces of at most `PIECE` tokens; returns the carry for `advance`.
 
         Args:
             prompts: token ids, at least one each, of any lengths.
@@ -103,9 +103,10 @@ class Engine:
         """
         # The state has room for the longest prompt and the new tokens; sources are encoded into it.
         longest = max(self.prompt_positions(len(prompt)) for prompt in prompts)
-        carry, size = self.start(len(prompts), longest + max_tokens), self._prefix_piece(longest)
+        carry = self.start(len(prompts), longest + max_tokens)
         carry = dataclasses.replace(carry, state=self._encode_sources(carry.state, prompts))
-        # Then the prompts, piece by piece.
+        # Then the prompts, piece by piece; a bidirectional prefix must fit into one piece.
+        size = self._prefix_piece(longest)
         with jax.set_mesh(self._mesh):
             for inputs_BxL, lengths_B in self._pieces([self._row_start(prompt) for prompt in prompts], size):
                 carry = self._loop.prefill(self._params.unstacked, carry, inputs_BxL, lengths_B)
@@ -117,11 +118,11 @@ class Engine:
 
     def longest_prompt(self, capacity: int) -> int:
         """Largest prompt, in tokens, in a sequence of `capacity` tokens of which at least one is generated."""
-        most = self.conditioning.max_prompt_length(capacity - 1, self._most_source)
+        most = self.conditioning.max_prompt_length(capacity - 1, self._max_source_length)
         assert most is not None
         return most
 
-    def unstack(self, carry: Decoding) -> Decoding:
+    def unstack(self, carry: DecodeCarry) -> DecodeCarry:
         """Unstacks the layers' states into separate arrays for the decode loop; `advance` does this if necessary.
 
         Args:
@@ -135,7 +136,9 @@ class Engine:
         jax.tree.map(lambda x: x.delete(), carry.state.layers)
         return unstacked_carry
 
-    def advance(self, carry: Decoding, settings: SamplingArrays, seed: int, max_tokens: int) -> tuple[Decoding, Tokens]:
+    def advance(
+        self, carry: DecodeCarry, settings: SamplingArrays, seed: int, max_tokens: int
+    ) -> tuple[DecodeCarry, Tokens]:
         """Generates max_tokens tokens per sequence, or fewer if all sequences end before.
 
         Token i of sequence b is drawn with the key fold_in(fold_in(seed, b), i), no matter how the calls are split.
@@ -150,8 +153,8 @@ class Engine:
         return self.advance_rows(carry, settings, keys_B, max_tokens)
 
     def advance_rows(
-        self, carry: Decoding, settings: SamplingArrays, keys_B: jax.Array, max_tokens: int
-    ) -> tuple[Decoding, Tokens]:
+        self, carry: DecodeCarry, settings: SamplingArrays, keys_B: jax.Array, max_tokens: int
+    ) -> tuple[DecodeCarry, Tokens]:
         """`advance` with settings and a random key per sequence; token i is drawn with fold_in(key, i)."""
         # Budgets of the same bucket share a compiled loop, which gets the exact budget as an argument.
         carry = self.unstack(carry)
@@ -189,19 +192,19 @@ class Engine:
             raise RunError("the model's logits are not finite: use an earlier checkpoint, or train it again")
         return [[hypothesis(b, w) for w in range(counts_B[b])] for b in range(len(prompts))]
 
-    def join(self, carry: Decoding, row: int, other: Decoding) -> Decoding:
-        """Replaces a sequence by the first one of another carry of the same capacity.
+    def join(self, carry: DecodeCarry, row: int, other: DecodeCarry) -> DecodeCarry:
+        """Continuous batching: puts the first sequence of another carry of the same capacity into a free slot.
 
         Args:
-            carry: from `start_empty` and the calls after it; donated.
-            row: batch index of a sequence that has ended.
+            carry: from `start_empty` and the calls after it; donated: its buffers are reused.
+            row: batch index of a slot whose sequence has ended.
             other: from `prefill`, then `unstack`.
         """
         with jax.set_mesh(self._mesh):
             return self._loop.join(carry, jnp.int32(row), other)
 
-    def leave(self, carry: Decoding, row: int) -> Decoding:
-        """Ends a sequence; `carry` is donated."""
+    def leave(self, carry: DecodeCarry, row: int) -> DecodeCarry:
+        """Continuous batching: marks a slot as finished; `carry` is donated."""
         with jax.set_mesh(self._mesh):
             return self._loop.leave(carry, jnp.int32(row))
 
@@ -281,11 +284,11 @@ class Engine:
         sources = self.conditioning.sources(prompts)
         if sources is None:
             return state
-        if (longest := max(map(len, sources))) > self._most_source:
-            raise InputError(f"a source of {longest} tokens is longer than model.max_length={self._most_source}")
+        if (longest := max(map(len, sources))) > self._max_source_length:
+            raise InputError(f"a source of {longest} tokens is longer than model.max_length={self._max_source_length}")
         with jax.set_mesh(self._mesh):
-            ((source_BxM, lengths_B),) = self._pieces(sources, min(bucket(longest), self._most_source))
-            return self._loop.read(self._params.unstacked, state, source_BxM, lengths_B)
+            ((source_BxM, lengths_B),) = self._pieces(sources, min(bucket(longest), self._max_source_length))
+            return self._loop.encode_source(self._params.unstacked, state, source_BxM, lengths_B)
 
     def _capacity(self, tokens: int) -> int:
         """The capacity in tokens; 1 if the state does not grow, so that a longer sequence compiles nothing new."""
@@ -315,4 +318,4 @@ def bucket(n: int) -> int:
     >>> bucket(3), bucket(16), bucket(17)
     (16, 16, 32)
     """
-    return max(_SHORTEST, 1 << (int(n) - 1).bit_length())
+    return max(_MIN_BUCKET, 1 << (int(n) - 1).bit_length())

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flash_lm.inference.decoding import Decoding
+from flash_lm.inference.decoding import DecodeCarry
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.sampling import Sampling, SamplingArrays, random_key
 
@@ -49,7 +49,7 @@ class RunningBatch:
         self._keys = np.array(jax.random.key_data(jax.random.split(jax.random.key(0), count)))
         self._free = list(reversed(range(count)))
         # The last prompt and its prefilled carry, since samples of the same prompt come one after the other.
-        self._last_prefill: tuple[np.ndarray, Decoding] | None = None
+        self._last_prefill: tuple[np.ndarray, DecodeCarry] | None = None
 
     @property
     def free(self) -> int:

@@ -156,7 +156,7 @@ class LanguageModel(LayerStack):
         return pool(self.config, features_BxLxD, real_BxL)[:, None]
 
     def logits(self, features_BxLxD: jax.Array) -> jax.Array:
-        """B×L×V float32."""
+        """Logits of features, B×L×V float32."""
         return self.head().logits(features_BxLxD)
 
     def head(self) -> Head:
@@ -298,7 +298,7 @@ class LanguageModel(LayerStack):
     def step(self, tokens_B: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
         """Consumes one token per sequence: B×V float32 and the state after it; raises as `prefill` does."""
         logits_BxV, state = self._step(tokens_B, state, self._scan)
-        return logits_BxV, self._settle(state, self._scan)
+        return logits_BxV, self._flush(state, self._scan)
 
     @property
     def state_grows(self) -> bool:
@@ -331,7 +331,7 @@ class LanguageModel(LayerStack):
 
     def flush_unstacked(self, state: DecodeState, blocks: list[Block]) -> DecodeState:
         """Folds finished chunks into an unstacked state, which `step_unstacked` does not do."""
-        return self._settle(state, _unrolled_scan(blocks))
+        return self._flush(state, _unrolled_scan(blocks))
 
     # Training with a carried state: the sequences of a batch continue those of the batch before.
 
@@ -355,7 +355,7 @@ class LanguageModel(LayerStack):
             if sublayer.state_grows:
                 raise InputError(
                     f"the state of family {self.config.label} grows with the text: only a state of constant size can "
-                    f"be carried from row to row"
+                    f"be carried from sequence to sequence"
                 )
             if sublayer.uncarried:
                 raise InputError(sublayer.uncarried)
@@ -422,7 +422,7 @@ class LanguageModel(LayerStack):
         features_Bx1xD, state = self._decode("step", tokens_B[:, None], context, state, scan)
         return self.logits(features_Bx1xD[:, 0]), state
 
-    def _settle(self, state: DecodeState, scan: Callable) -> DecodeState:
+    def _flush(self, state: DecodeState, scan: Callable) -> DecodeState:
         if not self.flush_every:
             return state
 

@@ -46,8 +46,7 @@ def local_attention(
         function: a name of `ATTENTION_FUNCTIONS`.
         scale: factor of q kᵀ.
         divisor_BxL: N of each query, (B or 1)×L float32, not zero.
-        bias_CxRxC: added to the scores: by index of the query in its chunk, chunk of the key in `reach`, index of the
-            key in that.
+        bias_CxRxC: added to the scores: [i, r, j] for query i of a chunk and key j of the chunk reach[r].
         reach: the R chunks that a query sees, relative to its chunk.
         neighbours: keys and values as other chunks see them; None: the same.
         added_NxGxCxM: also added to the scores, M = R·C.
@@ -103,7 +102,7 @@ def global_attention(
         q_NxLxK: queries.
         k_NxLxK: keys.
         v_NxLxE: values.
-        runs_BxL: run of each token (see `Segments`), (B or 1)×L.
+        runs_BxL: number of the contiguous document segment of each token (see `Segments`), (B or 1)×L.
         chunk_size: C.
         weight_BxL: 1 / N of each query, (B or 1)×L float32; zero if its document has no earlier chunk.
         initial_NxKxE: Σ kᵀv of the chunks before, if the first document of the sequence continues from there.

@@ -39,7 +39,7 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     profile: Span | None = None,
     debug_nonfinite: bool = False,
-    asked_at: float | None = None,
+    started_at: float | None = None,
 ) -> bool:
     """Trains until config.train.steps or config.train.stop_accuracy, from the newest checkpoint in `workdir` if any.
 
@@ -62,7 +62,7 @@ def train(
         should_stop: called after every step; if it returns true, the run is saved and stops early.
         profile: steps to trace into workdir/profile; None: no trace.
         debug_nonfinite: wait for each step, and find where the first non-finite number appears.
-        asked_at: start of the time to the first step, in seconds of time.perf_counter; None: now.
+        started_at: start of the process, in seconds of time.perf_counter; first_step_s is measured from it; None: now.
 
     Returns:
         Whether the run has come to its end; otherwise it was asked to stop, and can go on.
@@ -71,11 +71,11 @@ def train(
         InputError: bad config, data or workdir; nothing has been written.
         RunError: the loss became non-finite, a checkpoint could not be written, or another host is gone.
     """
-    asked_at = time.perf_counter() if asked_at is None else asked_at
+    started_at = time.perf_counter() if started_at is None else started_at
     with contextlib.ExitStack() as stack:
         stack.enter_context(report_lost_host())
 
-        # The folder: locked, read once, and the open keys of the config filled in from its run or the parent.
+        # Lock the run folder, read it once, and fill in open keys from its run or its parent run.
         run = stack.enter_context(open_run(pathlib.Path(workdir), config))
 
         # Corpus, model, optimizer, mesh, and the shapes of the train state.
@@ -96,7 +96,7 @@ def train(
         corpus = experiment.corpus
         run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
         checkpoints = checkpoints or stack.enter_context(_checkpoints(run))
-        loop = _Loop(start, validation, run.folder.path, checkpoints, asked_at, debug_nonfinite)
+        loop = _Loop(start, validation, run.folder.path, checkpoints, started_at, debug_nonfinite)
         return loop.run(should_stop, Profile(run.folder.path / "profile", profile))
 
 
@@ -105,7 +105,7 @@ def _check(experiment: Experiment, run: OpenRun, validation: Rows, profile: Span
     config, corpus = experiment.config, experiment.corpus
     check_batch(experiment.mesh, config.data.batch_size, config.train.accumulate)
     if debug_nonfinite and config.train.carry_state:
-        raise InputError("--debug_nonfinite cannot follow a state that is carried: leave it or train.carry_state out")
+        raise InputError("--debug_nonfinite does not support train.carry_state=True: leave one of them out")
     if profile:
         check_span(profile, config.train.steps)
     # Hosts that differ in one of these would hang in their first exchange, or train on different data.
@@ -135,7 +135,7 @@ def _why_finished(start: Start, run: OpenRun) -> str | None:
 
 
 class _Loop:
-    """A run in progress."""
+    """The train state with its counters, and the loop `run`: step, log, evaluate, save."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Loop:
         validation_rows: Rows,
         workdir: pathlib.Path,
         checkpoints: Checkpoints,
-        asked_at: float,
+        started_at: float,
         debug_nonfinite: bool,
     ):
         # Constant during the run.
@@ -170,7 +170,7 @@ class _Loop:
         # Not logged yet: the number, metrics and batch of the last step, and the times since the last line.
         self.pending: tuple | None = None
         self.logged_step, self.logged_seconds = self.step, self.clock.seconds
-        self.asked_at: float | None = asked_at  # None: the first step has been reported
+        self.started_at: float | None = started_at  # None: the first step has been reported
         self.first_step_s: float | None = None  # of this process, until it is logged
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> bool:
@@ -221,26 +221,27 @@ class _Loop:
             return done
 
     def _take_step(self) -> None:
+        """Loads and shards a batch, dispatches one training step, then logs the step before while the device works."""
         batch = shard_batch(self._next_batch(), self.sharding, self.share)
         self.state, metrics = self.compiled_step(self.state, batch)
         self.step += 1
-        if self.asked_at is not None:
-            self._report_first_step(self.asked_at)
+        if self.started_at is not None:
+            self._report_first_step(self.started_at)
         # The device works on this step while the metrics of the last one are read.
         self._log_pending()
         self.pending = (self.step, metrics, batch)
-        if self.origin is not None:
+        if self.origin is not None:  # --debug_nonfinite: wait for this step at once
             self._log_pending()
 
-    def _report_first_step(self, asked_at: float) -> None:
+    def _report_first_step(self, started_at: float) -> None:
         """Reports the time to the first step, which waits for the device once."""
         jax.block_until_ready(self.state)
-        self.first_step_s, self.asked_at = time.perf_counter() - asked_at, None
+        self.first_step_s, self.started_at = time.perf_counter() - started_at, None
         self.writer.say(f"first step done {self.first_step_s:.1f} s after the start")
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """Pauses the clock for everything except training: all steps are logged, and the device is idle."""
+        """Logs the pending step, waits for the device, and stops the training clock during the block."""
         self._log_pending()
         jax.block_until_ready(self.state)
         self.clock.pause()
@@ -283,10 +284,13 @@ class _Loop:
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         """Logs a step: a skipped one as a message, every `log_every`-th as a line of metrics."""
+        # Fetching the metrics waits for that step.
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if not values.pop("finite"):
             carries = self.config.train.carry_state
-            origin = "its state is forgotten" if carries else "use --debug_nonfinite to find the layer where it begins"
+            origin = (
+                "its carried state is reset" if carries else "use --debug_nonfinite to find the layer where it begins"
+            )
             if self.origin is not None:  # the step has not changed the parameters
                 origin = self.origin.find(gradient_point(self.state.opt_state, self.state.params), step - 1, batch)
             self.writer.say(self.nonfinite.record_skipped(step, values, origin))
@@ -332,8 +336,9 @@ class _Loop:
 
     def _save(self, scores: dict[str, float] | None) -> None:
         """Saves a checkpoint; `scores` of an evaluation at this step, so that it can be the best."""
-        # The metrics first: a checkpoint must not be newer than its log.
+        # The log first: a checkpoint must not be newer than its log.
         self.writer.flush()
+        # Metadata that a resume needs: identity of the corpus, clock, counters, code.
         facts = {
             "corpus": self.experiment.corpus.fingerprint,
             "tokenizer": self.experiment.corpus.tokenizer.fingerprint,

@@ -40,7 +40,7 @@ class Job(NamedTuple):
         make: works in a folder and returns the lines; raises NonfiniteError and Stopped.
         is_ready: whether everything it needs is known, such as its rate.
         kind: `RUNS`, `RATES` or `PRETRAINING`.
-        is_lost: it is done, but weights that other jobs need are gone, so it is made again.
+        is_lost: finished, but its weights were deleted and another job needs them, so it is made again.
         hours: estimated hours of one core while the other core is busy; 0: unknown.
         config: config of a run; if its rate is not known yet, with the first rate it may get.
     """
@@ -210,7 +210,7 @@ def finish(left: Sequence[str], job_folder: JobFolder) -> bool:
         print(f"left to another process: {', '.join(left)}")
     else:
         merge_job_files(job_folder)
-        print("all runs are made")
+        print("all jobs are done")
     return not left
 
 
