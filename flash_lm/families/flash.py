@@ -128,7 +128,7 @@ def _mixed_chunk_heads(
 
 
 # Attention functions whose output is near 0 while the scores are near 0, as at initialisation, by `model.divides`.
-# Softmax does not qualify: its weights sum to 1. Nor does Laplace if N divides the scores: f(0) = 0.006 per key adds up.
+# Softmax does not qualify: its weights sum to 1. Nor does Laplace where N divides scores: f(0) = 0.006 per key adds up.
 # Scores of dense queries and keys are small only if N divides them.
 _ZERO_AT_INIT: Mapping[str, Callable[[GAUOptions], bool]] = {
     "weights": lambda gau: gau.attention_function != "softmax" and gau.query_key != "dense",
