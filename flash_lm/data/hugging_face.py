@@ -48,7 +48,7 @@ class DatasetCorpus:
         """
         self._documents: np.ndarray | None = None
         if any(split not in splits for split in SPLITS):
-            self._documents = _with_text(config, splits["train"])
+            self._documents = _has_text(config, splits["train"])
             if len(self._documents) < len(splits["train"]):
                 # All rows were counted once: another hold-out is another corpus.
                 identity = [*identity, "held out of the rows that have text"]
@@ -268,7 +268,7 @@ def _texts(config: DataConfig, rows: Dataset, column: str | None = None) -> Iter
             yield text or ""
 
 
-def _with_text(config: DataConfig, rows: Dataset) -> np.ndarray:
+def _has_text(config: DataConfig, rows: Dataset) -> np.ndarray:
     """Numbers of the rows whose texts are not all white space.
 
     A run looks them up whenever it starts. So only rows without a visible ASCII character go through Python.

@@ -48,7 +48,7 @@ class SpanCore(PlainCore):
         # A share of the limit, so that the optimizer's steps suit it; in bounds after each step, and not by a clip in
         # the forward pass, which would have no derivative outside of them.
         share_H = jnp.full(config.num_heads, options.init / options.limit, jnp.dtype(config.param_dtype))
-        self.share = nnx.Param(share_H, project=_in_bounds, **VECTORS)
+        self.share = nnx.Param(share_H, project=_clip_span, **VECTORS)
 
     @property
     def pair_scaling(self) -> Mapping[str, bool]:
@@ -112,7 +112,7 @@ class SpanCore(PlainCore):
         return banded_softmax(q.astype(k.dtype), k, v, key_span, scale=scale, window=self.ramp, bias=bias)
 
 
-def _in_bounds(share_H: jax.Array) -> jax.Array:
+def _clip_span(share_H: jax.Array) -> jax.Array:
     return jnp.clip(share_H, 0, 1)
 
 

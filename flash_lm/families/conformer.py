@@ -78,7 +78,7 @@ class ConvolutionModule(Sublayer):
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D."""
-        return self._finished(self.convolutions(self._gated(x_BxLxD), context))
+        return self._finish(self.convolutions(self._apply_gate(x_BxLxD), context))
 
     def init_state(self, batch_size: int, capacity: int) -> Mapping[str, jax.Array]:
         """The inputs of the convolution before the first token; `capacity` is not used."""
@@ -90,17 +90,17 @@ class ConvolutionModule(Sublayer):
         """Any number of tokens per sequence, including none."""
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
-        convolved, state = self.convolutions.prefill(self._gated(x_BxLxD), context, state)
-        return self._finished(convolved), state
+        convolved, state = self.convolutions.prefill(self._apply_gate(x_BxLxD), context, state)
+        return self._finish(convolved), state
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Three products, and the taps."""
         return 2 * self.weights + self.convolutions.flops_per_token(length, causal)
 
-    def _gated(self, x_BxLxD: jax.Array) -> dict[str, jax.Array]:
+    def _apply_gate(self, x_BxLxD: jax.Array) -> dict[str, jax.Array]:
         return {"value": self.value(x_BxLxD) * jax.nn.sigmoid(self.gate(x_BxLxD))}
 
-    def _finished(self, convolved: Mapping[str, jax.Array]) -> jax.Array:
+    def _finish(self, convolved: Mapping[str, jax.Array]) -> jax.Array:
         return self.output(jax.nn.silu(self.norm(convolved["value"])))
 
 

@@ -125,11 +125,11 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         # Heads; silu follows the short convolutions.
         q, k, v = (split_heads(jax.nn.silu(maps[name]), self.heads) for name in ("query", "key", "value"))
         # β, the write strength, and the log-decay g; g = 0 without decay (DeltaNet).
-        beta_BxHxL = self.largest_beta * jax.nn.sigmoid(_by_head(maps["beta"]))
+        beta_BxHxL = self.largest_beta * jax.nn.sigmoid(_move_heads(maps["beta"]))
         log_decay_BxHxL = jnp.zeros_like(beta_BxHxL)
         if self.step_size is not None:
             rate, bias = (x[...].astype(jnp.float32)[None, :, None] for x in (self.log_rate, self.step_bias))
-            log_decay_BxHxL = -jnp.exp(rate) * jax.nn.softplus(_by_head(maps["step_size"]) + bias)
+            log_decay_BxHxL = -jnp.exp(rate) * jax.nn.softplus(_move_heads(maps["step_size"]) + bias)
         # Unit keys keep the eigenvalues of the state's update within 1.
         by = DeltaInputs(_unit(q, 1 / math.sqrt(self.key_width)), _unit(k), log_decay_BxHxL, beta_BxHxL)
         return Projected(by, v, maps["gate"])
@@ -139,7 +139,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE, self.gain[...]))))
 
 
-def _by_head(x_BxLxH: jax.Array) -> jax.Array:
+def _move_heads(x_BxLxH: jax.Array) -> jax.Array:
     return jnp.swapaxes(x_BxLxH.astype(jnp.float32), 1, 2)
 
 

@@ -110,11 +110,11 @@ def _full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.R
     taps, dim = config.short_convolution, config.model_dim
 
     # Each tap is a D×D map, initialised with the fan-in of all taps.
-    def drawn() -> nnx.Param:
+    def draw_taps() -> nnx.Param:
         kernel = KERNEL_INITS[config.init](rngs.params(), (taps * dim, dim), jnp.dtype(config.param_dtype))
         return nnx.Param(kernel.reshape(taps, dim, dim))
 
-    return ShortConvolutions({name: drawn() for name in names}, config, "none")
+    return ShortConvolutions({name: draw_taps() for name in names}, config, "none")
 
 
 def _problems(config: ModelConfig) -> list[str]:

@@ -241,7 +241,7 @@ class WindowCore(PlainCore):
         attend = functools.partial(ops.windowed_softmax, scale=1 / math.sqrt(width), window=self.largest)
 
         # A dilated window is a plain window on sequences of every n-th token.
-        def dilated(dilation: int) -> SoftmaxPart:
+        def attend_dilated(dilation: int) -> SoftmaxPart:
             seen = ops.fold_key_span(key_span((by.window - 1) * dilation + 1), dilation, batch)
             folded_q, folded_k, folded_v = (ops.fold_dilation(x[:, undilated:], dilation) for x in (q, k, v))
             out, log_sum = attend(folded_q, folded_k, folded_v, seen)
@@ -253,7 +253,7 @@ class WindowCore(PlainCore):
         if undilated:
             groups.append(attend(q[:, :undilated], k[:, :undilated], v[:, :undilated], key_span(by.window)))
         if self.dilated_heads:
-            groups.append(jax.lax.switch(by.stage, [functools.partial(dilated, gap) for gap in self.dilations]))
+            groups.append(jax.lax.switch(by.stage, [functools.partial(attend_dilated, gap) for gap in self.dilations]))
         return SoftmaxPart(*(jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True)))
 
     def _over(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan) -> SoftmaxPart:

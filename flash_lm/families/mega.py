@@ -61,13 +61,13 @@ class MovingAverage(nnx.Module):
         self.ways = 1 if config.causal else 2
         shape, dtype = (self.ways, dim, self.sums), jnp.dtype(config.param_dtype)
 
-        def drawn(deviation: float, mean: jax.Array | float = 0.0) -> nnx.Param:
+        def draw(deviation: float, mean: jax.Array | float = 0.0) -> nnx.Param:
             return nnx.Param((mean + deviation * jax.random.normal(rngs.params(), shape)).astype(dtype), **VECTORS)
 
         # Signs alternate over the averages, so that they do not all start alike.
         signs_N = 1.0 - 2 * (jnp.arange(self.sums, dtype=jnp.float32) % 2)
-        self.damping, self.decay, self.out = drawn(0.2), drawn(0.2), drawn(1.0)
-        self.into = drawn(0.02, signs_N[None, None])
+        self.damping, self.decay, self.out = draw(0.2), draw(0.2), draw(1.0)
+        self.into = draw(0.02, signs_N[None, None])
         self.own = nnx.Param(jax.random.normal(rngs.params(), (dim,)).astype(dtype), **VECTORS)
 
     def __call__(self, arrays: Mapping[str, jax.Array], context: Context) -> dict[str, jax.Array]:

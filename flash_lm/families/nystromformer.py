@@ -44,7 +44,7 @@ class NystromCore(WholeRowCore):
         """B×H×L×E."""
         real_BxL = self.real(context)
         out = nystrom_attention(*pairs["attention"], v, real_BxL, landmarks=self.landmarks, steps=self.steps)
-        return out if self.taps is None else out + _filtered(v, self.taps[...], real_BxL)
+        return out if self.taps is None else out + _filter_values(v, self.taps[...], real_BxL)
 
     @property
     def pair_scaling(self) -> dict[str, bool]:
@@ -69,7 +69,7 @@ class NystromCore(WholeRowCore):
 
 
 @jax.checkpoint
-def _filtered(v_BxHxLxE: jax.Array, taps_WxH: jax.Array, real_BxL: jax.Array) -> jax.Array:
+def _filter_values(v_BxHxLxE: jax.Array, taps_WxH: jax.Array, real_BxL: jax.Array) -> jax.Array:
     """Each head by its filter; the backward pass keeps v alone."""
     return convolve_heads(jnp.where(real_BxL[:, None, :, None], v_BxHxLxE, 0), taps_WxH)
 

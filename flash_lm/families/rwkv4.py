@@ -47,7 +47,7 @@ class TokenShift(nnx.Module):
         """From the input, named "x", to an array for each map, B×L×D."""
         assert context.segments is not None
         x = arrays["x"]
-        return self._mixed(x, convolve(x, self._shift_taps(x), context.segments.runs_BxL, causal=True))
+        return self._interpolate(x, convolve(x, self._shift_taps(x), context.segments.runs_BxL, causal=True))
 
     def init_state(self, batch: int) -> dict[str, jax.Array]:
         """The input before the first token."""
@@ -60,7 +60,7 @@ class TokenShift(nnx.Module):
         assert context.lengths_B is not None
         x = arrays["x"]
         previous, last = continue_convolution(x, self._shift_taps(x), state["x"], context.lengths_B)
-        return self._mixed(x, previous), {"x": last}
+        return self._interpolate(x, previous), {"x": last}
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """None: elementwise operations are not counted."""
@@ -69,7 +69,7 @@ class TokenShift(nnx.Module):
     def _shift_taps(self, x: jax.Array) -> jax.Array:
         return jnp.stack([jnp.ones(self.width, x.dtype), jnp.zeros(self.width, x.dtype)])
 
-    def _mixed(self, x: jax.Array, previous: jax.Array) -> dict[str, jax.Array]:
+    def _interpolate(self, x: jax.Array, previous: jax.Array) -> dict[str, jax.Array]:
         share = {name: getattr(self, name)[...].astype(x.dtype)[None, None] for name in self.names}
         return {name: previous + share[name] * (x - previous) for name in self.names}
 
@@ -159,8 +159,8 @@ class ChannelMix(Sublayer):
         self.weights = dim * dim + 2 * dim * width
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
-        """B×L×D."""
-        return self._mixed(self.shift({"x": x_BxLxD}, context))
+        """Channel mixing of full sequences, B×L×D."""
+        return self._mix(self.shift({"x": x_BxLxD}, context))
 
     def init_state(self, batch_size: int, capacity: int) -> dict[str, jax.Array]:
         """The input before the first token; `capacity` is not used."""
@@ -173,13 +173,13 @@ class ChannelMix(Sublayer):
         if x_BxLxD.shape[1] == 0:
             return x_BxLxD, state
         shifted, state = self.shift.prefill({"x": x_BxLxD}, context, state)
-        return self._mixed(shifted), state
+        return self._mix(shifted), state
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Three products."""
         return 2 * self.weights
 
-    def _mixed(self, shifted: Mapping[str, jax.Array]) -> jax.Array:
+    def _mix(self, shifted: Mapping[str, jax.Array]) -> jax.Array:
         # Squared ReLU feed-forward, gated by the receptance.
         hidden = jnp.square(jax.nn.relu(self.up(shifted["key"])))
         return jax.nn.sigmoid(self.receptance(shifted["receptance"])) * self.down(hidden)

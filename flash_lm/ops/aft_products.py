@@ -72,7 +72,7 @@ def causal_products(
     else:
         # Else each block with itself and, if there is a bias, the block before; older tokens as one sum per block.
         blocks = neighbours(size).queries
-        where = Rectangles(keys=blocks if bias is None else _with_last(size), queries=blocks)
+        where = Rectangles(keys=blocks if bias is None else _append_last(size), queries=blocks)
         sums = near(where)
         if size < runs.shape[1]:
             back = 1 if bias is None else 2
@@ -94,7 +94,7 @@ def _until(start: int, size: int) -> Rectangles:
     return Rectangles(keys=cut(0), queries=cut(start))
 
 
-def _with_last(size: int):
+def _append_last(size: int):
     """The keys of each block and of the block before it."""
     where = neighbours(size)
     return lambda x, axis: jnp.concatenate([where.keys(x, axis), where.queries(x, axis)], axis=axis + 1)

@@ -33,13 +33,13 @@ class Stretches(NamedTuple):
 
     def queries(self, x_BxHxLxK: jax.Array) -> jax.Array:
         """(B · count)×H×size×K, zeros at the end of the last."""
-        return self._rows(_padded(x_BxHxLxK, 0, self.count * self.size))
+        return self._rows(_pad(x_BxHxLxK, 0, self.count * self.size))
 
     def keys(self, x_BxHxMxK: jax.Array) -> jax.Array:
         """(B · count)×H×(reach + size + reach)×K, zeros outside the sequence."""
         # Three shifted cuts of the padded sequence: keys before, beside and after the queries of each stretch.
         size, reach = self.size, self.reach
-        row = _padded(x_BxHxMxK, reach - self.ahead, reach + (self.count + 1) * size)
+        row = _pad(x_BxHxMxK, reach - self.ahead, reach + (self.count + 1) * size)
         starts = (0, reach, reach + size)  # of what lies before the first stretch's queries, beside and after them
         before, same, after = (
             self._rows(jax.lax.slice_in_dim(row, start, start + self.count * size, axis=2)) for start in starts
@@ -88,7 +88,7 @@ def choose_stretches(queries: int, keys: int, window: int) -> Stretches | None:
     return Stretches(count, size, reach, keys - queries)
 
 
-def _padded(x_BxHxLxK: jax.Array, before: int, total: int) -> jax.Array:
+def _pad(x_BxHxLxK: jax.Array, before: int, total: int) -> jax.Array:
     """Pads with `before` zeros in front (negative: drops tokens), and with zeros behind up to `total`."""
     kept = jax.lax.slice_in_dim(x_BxHxLxK, max(-before, 0), x_BxHxLxK.shape[2], axis=2)
     before = max(before, 0)

@@ -106,7 +106,7 @@ class Distances(NamedTuple):
     bias: jax.Array
     lowest: jax.Array
 
-    def of_block(self, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
+    def block_bias(self, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
         """(B or 1)×(H or 1)×C×C, for queries at these indices and the j-th block of keys."""
         size = places_BxC.shape[1]
         if self.bias.ndim == 4:
@@ -115,7 +115,9 @@ class Distances(NamedTuple):
         diagonals_HxBxN = self.bias[:, first_B[:, None] + jnp.arange(2 * size - 1, dtype=jnp.int32)[None]]
         return toeplitz(jnp.swapaxes(diagonals_HxBxN, 0, 1))
 
-    def with_gradient(self, total: jax.Array, places_BxC: jax.Array, j: jax.Array, d_scores: jax.Array) -> jax.Array:
+    def add_bias_gradient(
+        self, total: jax.Array, places_BxC: jax.Array, j: jax.Array, d_scores: jax.Array
+    ) -> jax.Array:
         """The sum of the bias's derivatives with that of one block added, whose scores have these derivatives."""
         if self.bias.ndim == 4:
             # As a product, since XLA's CPU backend sums over rows on one core.
@@ -126,7 +128,7 @@ class Distances(NamedTuple):
             added = total[index] + summed.reshape(self.bias.shape[1:])
             return jax.lax.dynamic_update_index_in_dim(total, added, index, 0)
         alike = tuple(i for i, x in enumerate((places_BxC, self.bias)) if x.shape[0] == 1)  # rows, heads
-        _, pull = jax.vjp(lambda bias: self._replace(bias=bias).of_block(places_BxC, j), self.bias)
+        _, pull = jax.vjp(lambda bias: self._replace(bias=bias).block_bias(places_BxC, j), self.bias)
         return total + pull(d_scores.sum(axis=alike, keepdims=True))[0]
 
     def _index(self, places_BxC: jax.Array, j: jax.Array) -> jax.Array:
@@ -159,7 +161,7 @@ def _forward(settings: Settings, q, k, v, bias, key_span: KeySpan, divisor):
     # Outer scan over blocks of queries, inner loop over the blocks of keys that they see.
     softmax = settings.function == "softmax"
 
-    def of_queries(_, block):
+    def visit_queries(_, block):
         query, divisor_BxC, seen, blocks = block
         shape = (*query.shape[:3], v.shape[-1])
 
@@ -188,7 +190,7 @@ def _forward(settings: Settings, q, k, v, bias, key_span: KeySpan, divisor):
         return None, ((total_E / total).astype(v.dtype), (top + jnp.log(total))[..., 0])
 
     # Besides its inputs, the backward pass gets the output and a number per query.
-    _, (out, row) = jax.lax.scan(of_queries, None, (q, divisor, key_span, blocks_seen(key_span)))
+    _, (out, row) = jax.lax.scan(visit_queries, None, (q, divisor, key_span, blocks_seen(key_span)))
     out, row = (checkpoint_name(x, KEPT) for x in (out, row))
     return (out, row), (q, k, v, bias, key_span, out, row)
 
@@ -197,14 +199,14 @@ def _backward(settings: Settings, kept, d_outputs: tuple[jax.Array, jax.Array]):
     q, k, v, bias, key_span, out, row = kept
     d_out, d_row = d_outputs
 
-    def of_queries(carry, block):
+    def visit_queries(carry, block):
         query, out_i, row_i, d_out_i, d_row_i, seen, blocks = block
         shared = 0  # softmax's normalisation reduces the derivative, and its log-sum adds to it; others have neither
         if settings.function == "softmax":
             shared = (d_out_i.astype(jnp.float32) * out_i.astype(jnp.float32)).sum(axis=-1, keepdims=True)
             shared -= d_row_i[..., None]
 
-        def of_keys(j: jax.Array, carry):
+        def visit_keys(j: jax.Array, carry):
             # Recompute the weights of this block pair, and accumulate dv, dk and dq (FlashAttention-2, algorithm 2).
             d_q, d_k_t, d_v_t, d_bias = carry
             key, v_j = k[j], v[j]
@@ -213,23 +215,23 @@ def _backward(settings: Settings, kept, d_outputs: tuple[jax.Array, jax.Array]):
             (d_scores,) = pull(matmul(d_out_i, v_j, transpose_b=True) - shared)
             d_v_t = d_v_t.at[j].add(matmul(d_out_t, weights.astype(d_out_i.dtype)))
             if bias is not None:
-                d_bias = bias.with_gradient(d_bias, seen.index_BxL, j, d_scores)
+                d_bias = bias.add_bias_gradient(d_bias, seen.index_BxL, j, d_scores)
             d_products = (d_scores * settings.scale).astype(key.dtype)
             d_k_t = d_k_t.at[j].add(matmul(query_t, d_products))
             return d_q + matmul(d_products, key), d_k_t, d_v_t, d_bias
 
         # XLA's CPU backend is slow at products with transposed weights, so the sums are transposed instead.
-        query_t, d_out_t = jax.lax.optimization_barrier((_transposed(query), _transposed(d_out_i)))
-        d_q, *rest = jax.lax.fori_loop(blocks[0], blocks[1], of_keys, (jnp.zeros(query.shape, jnp.float32), *carry))
+        query_t, d_out_t = jax.lax.optimization_barrier((_transpose(query), _transpose(d_out_i)))
+        d_q, *rest = jax.lax.fori_loop(blocks[0], blocks[1], visit_keys, (jnp.zeros(query.shape, jnp.float32), *carry))
         return tuple(rest), d_q.astype(query.dtype)
 
     # dk and dv are carried over all blocks of queries; dq is complete after its block.
-    zeros = (jnp.zeros(_transposed(x).shape, jnp.float32) for x in (k, v))
+    zeros = (jnp.zeros(_transpose(x).shape, jnp.float32) for x in (k, v))
     start = (*zeros, None if bias is None else jnp.zeros_like(bias.bias))
     (d_k_t, d_v_t, d_bias), d_q = jax.lax.scan(
-        of_queries, start, (q, out, row, d_out, d_row, key_span, blocks_seen(key_span))
+        visit_queries, start, (q, out, row, d_out, d_row, key_span, blocks_seen(key_span))
     )
-    d_k, d_v = _transposed(d_k_t).astype(k.dtype), _transposed(d_v_t).astype(v.dtype)
+    d_k, d_v = _transpose(d_k_t).astype(k.dtype), _transpose(d_v_t).astype(v.dtype)
     d_distances = None if bias is None else bias._replace(bias=d_bias, lowest=None)
     return d_q, d_k, d_v, d_distances, None, None
 
@@ -243,7 +245,7 @@ def _scores(
     """For a block of queries and the j-th of keys: B×H×C×C float32, and which pairs are visible, (B or 1)×1×C×C."""
     scores = matmul(query, key, transpose_b=True) * settings.scale
     if bias is not None:
-        scores += bias.of_block(seen.index_BxL, j)
+        scores += bias.block_bias(seen.index_BxL, j)
     size = key.shape[2]
     return scores, seen.visible(j * size + jnp.arange(size, dtype=jnp.int32))[:, None]
 
@@ -263,7 +265,7 @@ def blocks_seen(key_span: KeySpan) -> tuple[jax.Array, jax.Array]:
     return first_G // size, -(-stop_G // size)
 
 
-def _transposed(x: jax.Array) -> jax.Array:
+def _transpose(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -1, -2)
 
 

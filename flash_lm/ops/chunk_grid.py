@@ -51,32 +51,32 @@ class ChunkGrid:
     def put(self, new_BxHxLx: jax.Array) -> jax.Array:
         """The new tokens on the grid, zeros elsewhere: B×H×T×…."""
         source_BxT = self._source_BxT.clip(0, self.length - 1)
-        return jnp.where(self._new_BxT[:, None, :, None], _taken(new_BxHxLx, source_BxT), 0)
+        return jnp.where(self._new_BxT[:, None, :, None], _take(new_BxHxLx, source_BxT), 0)
 
     def put_after(self, held_BxHxMx: jax.Array, new_BxHxLx: jax.Array) -> jax.Array:
         """`put`, preceded by the tokens of a state."""
         slots = held_BxHxMx.shape[2]
         if self.held > 1:  # with one chunk, slots are grid positions
             slot_BxM = (self.first_B[:, None] + jnp.arange(slots, dtype=jnp.int32)[None]) % slots
-            held_BxHxMx = _taken(held_BxHxMx, slot_BxM)
+            held_BxHxMx = _take(held_BxHxMx, slot_BxM)
         old_BxHxTx = jnp.pad(held_BxHxMx, ((0, 0), (0, 0), (0, self.size - slots), (0, 0)))
         return jnp.where(self._old_BxT[:, None, :, None], old_BxHxTx.astype(new_BxHxLx.dtype), self.put(new_BxHxLx))
 
     def take(self, x_BxHxTx: jax.Array) -> jax.Array:
         """The values at the new tokens: B×H×L×…."""
-        return _taken(x_BxHxTx, self._target_BxL)
+        return _take(x_BxHxTx, self._target_BxL)
 
     def take_last(self, x_BxHxTx: jax.Array, dtype: jnp.dtype) -> jax.Array:
         """The tokens for the state after the new ones: B×H×M×…, in slots."""
         slots = self.held * self.chunk_size
         begin_Bx1 = ((self._last_chunk_B - self.held + 1) * self.chunk_size)[:, None]
         slot_1xM = jnp.arange(slots, dtype=jnp.int32)[None]
-        return _taken(x_BxHxTx, begin_Bx1 + (slot_1xM - self.first_B[:, None] - begin_Bx1) % slots).astype(dtype)
+        return _take(x_BxHxTx, begin_Bx1 + (slot_1xM - self.first_B[:, None] - begin_Bx1) % slots).astype(dtype)
 
-    def of_last_chunk(self, x_BxHxGx: jax.Array) -> jax.Array:
+    def take_last_chunk(self, x_BxHxGx: jax.Array) -> jax.Array:
         """The value of the chunk in which each sequence ends: B×H×…."""
         return x_BxHxGx[jnp.arange(self._last_chunk_B.size), :, self._last_chunk_B]
 
 
-def _taken(x_BxHxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
+def _take(x_BxHxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_BxHxMx, index_BxN[:, None, :, None], axis=2)

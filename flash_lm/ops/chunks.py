@@ -82,10 +82,10 @@ def sums_before(
         before_BxJxGxG = decay_between(before.at(lambda x: x[..., None]), earlier, before_BxJxGxG)
         in_last_run_BxJx1xG = decay_between(end.at(lambda x: x[..., None]), earlier, in_last_run_BxJx1xG)
         kept_NxJx1, until_NxJxGx1 = jnp.exp(end.total()), jnp.exp(before.total())[..., None]
-    out_NxJxGxX = _added(before_BxJxGxG, sums_NxJxGxX)
+    out_NxJxGxX = _add_chunk(before_BxJxGxG, sums_NxJxGxX)
     # Across groups: a scan carries the state from group to group while the document goes on.
     if chunks > size or initial_NxKxE is not None:
-        group_sums_NxJxX = _added(in_last_run_BxJx1xG, sums_NxJxGxX)[:, :, 0]
+        group_sums_NxJxX = _add_chunk(in_last_run_BxJx1xG, sums_NxJxGxX)[:, :, 0]
         goes_on_BxJ = entering_BxJxG[..., 0] == last_BxJxG[..., -1]
 
         def next_group(carry_NxX: jax.Array, group: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -110,7 +110,7 @@ def _product(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def _added(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
+def _add_chunk(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
     """Weighted sum, or sum of a selection: N×J×P×X."""
     return _product(weights_NxJxPxG, sums_NxJxGxX)
 
@@ -130,4 +130,4 @@ def _added_backward(kept: tuple[jax.Array, jax.Array | None], d_NxJxPxX: jax.Arr
     return d_weights.sum(axis=0, keepdims=True) if len(weights_NxJxPxG) == 1 else d_weights, d_sums
 
 
-_added.defvjp(_added_forward, _added_backward)
+_add_chunk.defvjp(_added_forward, _added_backward)

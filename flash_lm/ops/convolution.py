@@ -40,8 +40,8 @@ def convolve(x_BxLxD: jax.Array, taps: jax.Array, runs_BxL: jax.Array, *, causal
     """
     before, _ = reach(len(taps), causal)
     if taps.ndim == 2:
-        return _convolved(x_BxLxD, taps, runs_BxL, before)
-    return _summed([_read(x_BxLxD, runs_BxL, i - before) for i in range(len(taps))], taps)
+        return _convolve(x_BxLxD, taps, runs_BxL, before)
+    return _sum_taps([_read(x_BxLxD, runs_BxL, i - before) for i in range(len(taps))], taps)
 
 
 def convolve_heads(x_BxHxLxE: jax.Array, taps_WxH: jax.Array) -> jax.Array:
@@ -89,7 +89,7 @@ def continue_convolution(
     """
     length = x_BxLxD.shape[1]
     joined_BxTxD = jnp.concatenate([last_BxWxD.astype(x_BxLxD.dtype), x_BxLxD], axis=1)
-    out = _summed([joined_BxTxD[:, i : i + length] for i in range(len(taps))], taps)
+    out = _sum_taps([joined_BxTxD[:, i : i + length] for i in range(len(taps))], taps)
     return out, last_inputs(joined_BxTxD, lengths_B, last_BxWxD)
 
 
@@ -109,36 +109,36 @@ def last_inputs(joined_BxTxD: jax.Array, lengths_B: jax.Array, before_BxWxD: jax
 def seen_by_taps(runs_BxL: jax.Array, taps: int, *, causal: bool) -> jax.Array:
     """Mask of the taps that read a token of the same document, (B or 1)×L×W; false at padding."""
     before, _ = reach(taps, causal)
-    return jnp.stack([_seen(runs_BxL, i - before) for i in range(taps)], axis=-1)
+    return jnp.stack([_visible_taps(runs_BxL, i - before) for i in range(taps)], axis=-1)
 
 
-def _seen(runs_BxL: jax.Array, offset: int) -> jax.Array:
+def _visible_taps(runs_BxL: jax.Array, offset: int) -> jax.Array:
     """Whether the token `offset` positions later is of the same document."""
-    return (_shifted(runs_BxL, offset) == runs_BxL) & (runs_BxL > 0)
+    return (_shift(runs_BxL, offset) == runs_BxL) & (runs_BxL > 0)
 
 
 def _read(x_BxLxD: jax.Array, runs_BxL: jax.Array, offset: int) -> jax.Array:
     """The token `offset` positions later, where that is of the same document; else zero."""
-    return jnp.where(_seen(runs_BxL, offset)[..., None], _shifted(x_BxLxD, offset), 0)
+    return jnp.where(_visible_taps(runs_BxL, offset)[..., None], _shift(x_BxLxD, offset), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _convolved(x_BxLxD: jax.Array, taps_WxD: jax.Array, runs_BxL: jax.Array, before: int) -> jax.Array:
+def _convolve(x_BxLxD: jax.Array, taps_WxD: jax.Array, runs_BxL: jax.Array, before: int) -> jax.Array:
     """Depthwise convolution whose derivative keeps only the input: its taps read the shifted input."""
-    return _summed([_read(x_BxLxD, runs_BxL, i - before) for i in range(len(taps_WxD))], taps_WxD)
+    return _sum_taps([_read(x_BxLxD, runs_BxL, i - before) for i in range(len(taps_WxD))], taps_WxD)
 
 
 def _convolved_backward(before: int, kept: tuple[jax.Array, jax.Array, jax.Array], d_out: jax.Array):
     x, taps, runs = kept
     # The gradient of x is the convolution with the reversed filter.
-    d_x = _summed([_read(d_out, runs, before - i) for i in range(len(taps))], taps)
+    d_x = _sum_taps([_read(d_out, runs, before - i) for i in range(len(taps))], taps)
     length, around = x.shape[1], (before, len(taps) - 1 - before)
     beside, runs_beside = (jnp.pad(y, ((0, 0), around, *[(0, 0)] * (y.ndim - 2))) for y in (x, runs))
 
     def d_tap(i: jax.Array) -> jax.Array:
         read, read_runs = (jax.lax.dynamic_slice_in_dim(y, i, length, axis=1) for y in (beside, runs_beside))
         seen_BxL = (read_runs == runs) & (runs > 0)
-        return _by_channel(jnp.where(seen_BxL[..., None], read, 0), d_out)
+        return _multiply_channels(jnp.where(seen_BxL[..., None], read, 0), d_out)
 
     # One tap after another, or XLA holds what each of them reads (4×1024×768 on a CPU: with 4 taps 40 ms and 50 MB
     # against 11 ms and 25 MB, with 31 taps 290 ms and 390 MB against 95 ms and 25 MB).
@@ -146,19 +146,17 @@ def _convolved_backward(before: int, kept: tuple[jax.Array, jax.Array, jax.Array
     return d_x.astype(x.dtype), d_taps.astype(taps.dtype), None
 
 
-_convolved.defvjp(
-    lambda x, taps, runs, before: (_convolved(x, taps, runs, before), (x, taps, runs)), _convolved_backward
-)
+_convolve.defvjp(lambda x, taps, runs, before: (_convolve(x, taps, runs, before), (x, taps, runs)), _convolved_backward)
 
 
-def _by_channel(x_BxLxD: jax.Array, y_BxLxD: jax.Array) -> jax.Array:
+def _multiply_channels(x_BxLxD: jax.Array, y_BxLxD: jax.Array) -> jax.Array:
     """Σ x y over all tokens, D float32; in two steps, since XLA's CPU backend adds up few rows at a time faster."""
     products_NxD = (x_BxLxD.astype(jnp.float32) * y_BxLxD.astype(jnp.float32)).reshape(-1, x_BxLxD.shape[-1])
     padded = jnp.pad(products_NxD, ((0, -len(products_NxD) % _SMALLEST_BLOCK), (0, 0)))
     return padded.reshape(-1, _SMALLEST_BLOCK, padded.shape[-1]).sum(axis=1).sum(axis=0)
 
 
-def _shifted(x_BxLx: jax.Array, offset: int) -> jax.Array:
+def _shift(x_BxLx: jax.Array, offset: int) -> jax.Array:
     """Shifted by `offset` positions; zero outside the sequence, which is the run of padding."""
     length = x_BxLx.shape[1]
     offset = max(-length, min(offset, length))
@@ -167,7 +165,7 @@ def _shifted(x_BxLx: jax.Array, offset: int) -> jax.Array:
     return jnp.pad(x_BxLx, padding)[:, start : start + length]
 
 
-def _summed(read_WxBxLxD: list[jax.Array], taps: jax.Array) -> jax.Array:
+def _sum_taps(read_WxBxLxD: list[jax.Array], taps: jax.Array) -> jax.Array:
     """Σ of taps times their shifted inputs in float32; dtype of the inputs."""
     dtype = read_WxBxLxD[0].dtype
     if taps.ndim == 2:

@@ -47,7 +47,7 @@ def delta_rule(by: DeltaInputs, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, *, ch
         B×H×L×E, dtype of v.
     """
     nothing = jnp.zeros((*v_BxHxLxE.shape[:2], by.k_BxHxLxK.shape[-1], v_BxHxLxE.shape[-1]), jnp.float32)
-    return _in_chunks(by, v_BxHxLxE, runs_BxL, chunk_size, nothing)[0]
+    return _split_chunks(by, v_BxHxLxE, runs_BxL, chunk_size, nothing)[0]
 
 
 def prefill_delta(
@@ -70,7 +70,7 @@ def prefill_delta(
     q, k, v = (jnp.where(real[..., None], x, 0) for x in (by.q_BxHxLxK, by.k_BxHxLxK, v_BxHxLxE))
     log_decay, beta = (jnp.where(real, x, 0) for x in (by.log_decay_BxHxL, by.beta_BxHxL))
     runs_BxL = jnp.ones_like(real_BxL, jnp.int32)
-    return _in_chunks(DeltaInputs(q, k, log_decay, beta), v, runs_BxL, chunk_size, state_BxHxKxE)
+    return _split_chunks(DeltaInputs(q, k, log_decay, beta), v, runs_BxL, chunk_size, state_BxHxKxE)
 
 
 def step_delta(by: DeltaInputs, v_BxHx1xE: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -101,7 +101,7 @@ class _Chunk(NamedTuple):
     kept: jax.Array
 
 
-def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[jax.Array, jax.Array]:
+def _split_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[jax.Array, jax.Array]:
     length = v.shape[2]
     size = min(chunk_size, length)
     # What fills the last chunk counts as more of the last document: its keys are zeros and nothing decays.
@@ -134,7 +134,7 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     )
 
     @jax.checkpoint
-    def of_chunk(entering_BxHxKxE: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
+    def process_chunk(entering_BxHxKxE: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
         # New values v′ = T β (v − e^b k S), then the outputs and the state at the end of the chunk.
         entering = entering_BxHxKxE.astype(dtype)
         new = (chunk.writes - matmul(chunk.keys, entering)).astype(dtype)
@@ -143,5 +143,5 @@ def _in_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
         return after, out.astype(dtype)
 
     # Inter-chunk recurrence: one chunk after another.
-    state, out = jax.lax.scan(of_chunk, state, jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), chunks))
+    state, out = jax.lax.scan(process_chunk, state, jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), chunks))
     return head_rows(jnp.moveaxis(out, 0, 2), length), state

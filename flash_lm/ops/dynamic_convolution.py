@@ -53,7 +53,7 @@ def dynamic_convolution(
     seen_BxLxW = seen_by_taps(runs_BxL, count, causal=causal)
     weights = jnp.where(seen_BxLxW[:, :, None], weights_BxLxHxW, 0)
     weights = jnp.broadcast_to(weights, (len(x), length, *weights.shape[2:]))
-    return _weighted(jnp.pad(x, ((0, 0), (before, after), (0, 0))), weights)
+    return _apply_taps(jnp.pad(x, ((0, 0), (before, after), (0, 0))), weights)
 
 
 def continue_dynamic_convolution(
@@ -75,10 +75,10 @@ def continue_dynamic_convolution(
     x = jnp.where(real_BxL[..., None], x_BxLxD, 0)  # beyond the last position it may be NaN
     weights = jnp.where(real_BxL[..., None, None], weights_BxLxHxW, 0)
     joined_BxTxD = jnp.concatenate([last_BxVxD.astype(x.dtype), x], axis=1)
-    return _weighted(joined_BxTxD, weights), last_inputs(joined_BxTxD, lengths_B, last_BxVxD)
+    return _apply_taps(joined_BxTxD, weights), last_inputs(joined_BxTxD, lengths_B, last_BxVxD)
 
 
-def _weighted(read_BxTxD: jax.Array, weights_BxLxHxW: jax.Array) -> jax.Array:
+def _apply_taps(read_BxTxD: jax.Array, weights_BxLxHxW: jax.Array) -> jax.Array:
     """Σ_i w_ti r_(t + i) with T = L + W − 1, summed in float32; dtype of r.
 
     A block of tokens is a product of a band matrix, which holds their weights, with what it reads. The derivative of W

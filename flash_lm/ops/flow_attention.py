@@ -78,18 +78,18 @@ def flow_attention(
     """
     over = functools.partial(linear_sums, segments=segments, causal=causal, packed=packed)
 
-    def summed(name: str, x_BxHxLxF: jax.Array) -> jax.Array:
+    def sum_document(name: str, x_BxHxLxF: jax.Array) -> jax.Array:
         x_BxLxF, heads = _beside(x_BxHxLxF), x_BxHxLxF.shape[1]
         ones_BxLx1 = jnp.ones_like(x_BxLxF[..., :1])
         return _apart(over(ones_BxLx1, ones_BxLx1, x_BxLxF, chunk_size=_CHUNK), heads)
 
-    def mixed(q: jax.Array, k: jax.Array, values: jax.Array) -> jax.Array:
+    def mix_values(q: jax.Array, k: jax.Array, values: jax.Array) -> jax.Array:
         arrays = (heads_into_batch(x) for x in (q, k, values))
         return over(*arrays, chunk_size=chunk_size).reshape(values.shape)
 
     count_BxL = segments.offsets_BxL + 1 if causal else segments.lengths_BxL
     q, k = (jax.nn.sigmoid(x.astype(jnp.float32)) for x in (q_BxHxLxK, k_BxHxLxK))
-    return _flow(q, k, v_BxHxLxE, count_BxL, clamp, summed, mixed)
+    return _flow(q, k, v_BxHxLxE, count_BxL, clamp, sum_document, mix_values)
 
 
 def prefill_flow(
@@ -125,7 +125,7 @@ def prefill_flow(
     v = jnp.where(real_Bx1xLx1, v_BxHxLxE, 0)
     ones_BxLx1 = real_BxL.astype(jnp.float32)[..., None]
 
-    def summed(name: str, x_BxHxLxF: jax.Array) -> jax.Array:
+    def sum_document(name: str, x_BxHxLxF: jax.Array) -> jax.Array:
         last = before[name]
         sums, total_Bx1xF = prefill_sums(
             ones_BxLx1, ones_BxLx1, _beside(x_BxHxLxF), last.reshape(len(last), 1, -1), real_BxL, chunk_size=_CHUNK
@@ -133,7 +133,7 @@ def prefill_flow(
         after[name] = total_Bx1xF.reshape(last.shape)
         return _apart(sums, heads)
 
-    def mixed(q: jax.Array, k: jax.Array, values: jax.Array) -> jax.Array:
+    def mix_values(q: jax.Array, k: jax.Array, values: jax.Array) -> jax.Array:
         *arrays, last = (heads_into_batch(x) for x in (q, k, values, before["values_BxHxKxE"]))
         real_NxL = jnp.repeat(real_BxL, heads, axis=0)
         sums, total = prefill_sums(*arrays, state_NxKxE=last, real_NxL=real_NxL, chunk_size=chunk_size)
@@ -141,15 +141,15 @@ def prefill_flow(
         return sums.reshape(values.shape)
 
     # The same equations as in training; the sums continue from the state and store it in `after`.
-    out = _flow(q, k, v, positions_BxL + 1, clamp, summed, mixed)
+    out = _flow(q, k, v, positions_BxL + 1, clamp, sum_document, mix_values)
     return out, FlowState(**after)
 
 
-def _flow(q, k, v, count_BxL: jax.Array, clamp: float, summed: Sum, mixed: Callable) -> jax.Array:
+def _flow(q, k, v, count_BxL: jax.Array, clamp: float, sum_document: Sum, mix_values: Callable) -> jax.Array:
     """The equations of flow attention, given how to sum: q, k B×H×L×K features, v B×H×L×E."""
     # Incoming flow of the sinks (queries) and outgoing flow of the sources (keys).
     n = count_BxL.astype(jnp.float32)[:, None, :, None]
-    both = lambda name, *arrays: jnp.split(summed(name, jnp.concatenate(arrays, axis=-1)), 2, axis=-1)
+    both = lambda name, *arrays: jnp.split(sum_document(name, jnp.concatenate(arrays, axis=-1)), 2, axis=-1)
     all_k, all_q = both("flows_BxHx2K", k, q)
     incoming, outgoing = _dot(q, all_k), _dot(k, all_q)
     # Conserved flows: with the other side normalised to 1.
@@ -157,8 +157,8 @@ def _flow(q, k, v, count_BxL: jax.Array, clamp: float, summed: Sum, mixed: Calla
     allocation = jax.nn.sigmoid(_dot(q, shares_k) / n)
     strength = jnp.exp(jnp.minimum(_dot(k, shares_q) / n, clamp))
     # Competition among the sources is a softmax over their conserved outgoing flow; the sinks allocate by σ.
-    competition = _over(strength, summed("competition_BxHx1", strength)) * n
-    out = mixed(_over(q, incoming), k, competition * v.astype(jnp.float32))
+    competition = _over(strength, sum_document("competition_BxHx1", strength)) * n
+    out = mix_values(_over(q, incoming), k, competition * v.astype(jnp.float32))
     return (allocation * out).astype(v.dtype)
 
 

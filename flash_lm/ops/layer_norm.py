@@ -19,11 +19,11 @@ def layer_norm(x_xD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, epsilon: 
     Returns:
         (…, D), dtype of x.
     """
-    normal_xD, _ = _normalised(x_xD, epsilon)
+    normal_xD, _ = _normalise(x_xD, epsilon)
     return (normal_xD * over_tokens(scale_D, x_xD) + over_tokens(bias_D, x_xD)).astype(x_xD.dtype)
 
 
-def _normalised(x_xD: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
+def _normalise(x_xD: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
     """(x − mean) / √(variance + ε), and 1 / √(variance + ε), in float32."""
     x = x_xD.astype(jnp.float32)
     centred = x - x.mean(axis=-1, keepdims=True)
@@ -44,7 +44,7 @@ def _backward(epsilon, kept, d_xD):
     x_xD, scale_D = kept
     # Computed once: XLA's CPU backend would recompute them in each of the sums, element by element.
     x_xD, d_xD = jax.lax.optimization_barrier((x_xD, d_xD))
-    normal, inverse = _normalised(x_xD, epsilon)
+    normal, inverse = _normalise(x_xD, epsilon)
     d = d_xD.astype(jnp.float32)
     d_normal, tokens = d * over_tokens(scale_D, d), tuple(range(d.ndim - 1))
     along = (d_normal * normal).mean(axis=-1, keepdims=True)

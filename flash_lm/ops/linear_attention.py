@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.mixed_chunk_attention import (
-    for_heads,
     global_attention,
     global_attention_both_ways,
     global_attention_in_segments,
     local_attention,
+    repeat_for_heads,
 )
 from flash_lm.ops.segments import Segments, prefix_segments
 from flash_lm.ops.visibility import KeySpan, causal_key_span, document_key_span
@@ -57,7 +57,7 @@ def linear_attention(
         # A query after the prefix sees the same keys as a causal query.
         first = prefix_segments(segments, prefix_BxL)
         of_first = linear_sums(q_NxLxK, k_NxLxK, values, first, chunk_size=chunk_size, causal=False, packed=packed)
-        sums = jnp.where(for_heads(first.runs_BxL > 0, q_NxLxK)[..., None], of_first, sums)
+        sums = jnp.where(repeat_for_heads(first.runs_BxL > 0, q_NxLxK)[..., None], of_first, sums)
     return ratio(sums).astype(v_NxLxE.dtype)
 
 

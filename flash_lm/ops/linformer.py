@@ -27,14 +27,14 @@ def attend_to_slots(
     Returns:
         B×H×L×E, dtype of v; meaningless at padding.
     """
-    key_BxHxRxK = _mixed(k_BxHxLxK, key_slots_LxR, real_BxL)
-    value_BxHxRxE = _mixed(v_BxHxLxE, value_slots_LxR, real_BxL)
+    key_BxHxRxK = _project_slots(k_BxHxLxK, key_slots_LxR, real_BxL)
+    value_BxHxRxE = _project_slots(v_BxHxLxE, value_slots_LxR, real_BxL)
     scores_BxHxLxR = matmul(q_BxHxLxK, key_BxHxRxK, transpose_b=True) * q_BxHxLxK.shape[-1] ** -0.5
     weights_BxHxLxR = jax.nn.softmax(scores_BxHxLxR, axis=-1)
     return matmul(weights_BxHxLxR.astype(v_BxHxLxE.dtype), value_BxHxRxE).astype(v_BxHxLxE.dtype)
 
 
-def _mixed(x_BxHxLxK: jax.Array, slots_LxR: jax.Array, real_BxL: jax.Array) -> jax.Array:
+def _project_slots(x_BxHxLxK: jax.Array, slots_LxR: jax.Array, real_BxL: jax.Array) -> jax.Array:
     """Σ_l slots_lr x_l over the real tokens, B×H×R×K, dtype of x."""
     # Unlike a product with zero, this gives zero for any padding, even NaN.
     x_BxHxLxK = jnp.where(real_BxL[:, None, :, None], x_BxHxLxK, 0)

@@ -42,11 +42,11 @@ def running(log_decay_xC: jax.Array, runs_xC: jax.Array | None = None) -> Runnin
     # The coarse part has no gradient: it is a constant shift of the fine part.
     bounded = jnp.maximum(log_decay_xC.astype(jnp.float32), LOWEST)
     coarse = jax.lax.stop_gradient(jnp.round(bounded / _GRAIN) * _GRAIN)
-    return Running(*(_summed(x, runs_xC) for x in (coarse, bounded - coarse)))
+    return Running(*(_sum_exactly(x, runs_xC) for x in (coarse, bounded - coarse)))
 
 
 @jax.checkpoint
-def _summed(x_xC: jax.Array, runs_xC: jax.Array | None) -> jax.Array:
+def _sum_exactly(x_xC: jax.Array, runs_xC: jax.Array | None) -> jax.Array:
     """Running sums as matrix products, since XLA's CPU backend is slow at cumsum; the triangle is not kept."""
     size = x_xC.shape[-1]
     counts = jnp.tri(size, dtype=bool).T.reshape(*[1] * (x_xC.ndim - 1), size, size)

@@ -126,8 +126,8 @@ def _round(q, k, v, places_BxHxRxL, number: int, window: int, causal: bool):
     length = v.shape[2]
     chunks = -(-length // window)
     offsets = (0,) if chunks == 1 else (-1, 0) if causal else (-1, 0, 1)
-    query_BxHxRxGxC = _chunked(places_BxHxRxL, 3, window, _NOWHERE)
-    near_BxHxRxGxM = _with_neighbours(query_BxHxRxGxC, 3, offsets, _NOWHERE)
+    query_BxHxRxGxC = _split_chunks(places_BxHxRxL, 3, window, _NOWHERE)
+    near_BxHxRxGxM = _append_neighbours(query_BxHxRxGxC, 3, offsets, _NOWHERE)
 
     def pairs(number: int) -> tuple[jax.Array, jax.Array]:
         return query_BxHxRxGxC[:, :, number, ..., None], near_BxHxRxGxM[:, :, number, :, None]
@@ -140,8 +140,8 @@ def _round(q, k, v, places_BxHxRxL, number: int, window: int, causal: bool):
     # One by one and not along an axis, over which XLA's CPU backend sums on one core.
     rounds_BxHxGxCxM = sum(seen(i).astype(jnp.int32) for i in range(places_BxHxRxL.shape[2]))
     # Scores of the pairs of neighbouring chunks, less log N for pairs that N rounds see.
-    near_k, near_v = (_with_neighbours(_chunked(x, 2, window, 0), 2, offsets, 0) for x in (k, v))
-    scores = matmul(_chunked(q, 2, window, 0), near_k, transpose_b=True)
+    near_k, near_v = (_append_neighbours(_split_chunks(x, 2, window, 0), 2, offsets, 0) for x in (k, v))
+    scores = matmul(_split_chunks(q, 2, window, 0), near_k, transpose_b=True)
     # log N as a sum of log (n / (n − 1)) up to N, since a selection is faster than a logarithm for each pair.
     for n in range(2, places_BxHxRxL.shape[2] + 1):
         scores = scores - jnp.where(rounds_BxHxGxCxM >= n, math.log(n / (n - 1)), 0.0)
@@ -150,13 +150,13 @@ def _round(q, k, v, places_BxHxRxL, number: int, window: int, causal: bool):
     return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, *x.shape[4:])[:, :, :length], part)
 
 
-def _chunked(x: jax.Array, axis: int, size: int, fill: int) -> jax.Array:
+def _split_chunks(x: jax.Array, axis: int, size: int, fill: int) -> jax.Array:
     """The axis as chunks of `size`, the last one filled up."""
     padded = jnp.pad(x, [(0, -x.shape[i] % size if i == axis else 0) for i in range(x.ndim)], constant_values=fill)
     return padded.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
 
 
-def _with_neighbours(x: jax.Array, axis: int, offsets: tuple[int, ...], fill: int) -> jax.Array:
+def _append_neighbours(x: jax.Array, axis: int, offsets: tuple[int, ...], fill: int) -> jax.Array:
     """Each chunk with the chunks at these offsets; fill beyond the ends."""
     count = x.shape[axis]
     parts = []

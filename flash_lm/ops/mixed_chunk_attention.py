@@ -59,7 +59,7 @@ def local_attention(
     # Keys and values of the chunks in reach, R chunks side by side.
     of_others = (k_NxGxCxK, v_NxGxCxE) if neighbours is None else (to_chunks(x, chunk_size) for x in neighbours)
     both = zip((k_NxGxCxK, v_NxGxCxE), of_others, strict=True)
-    k_NxGxMxK, v_NxGxMxE = (_with_neighbours(same, others, reach) for same, others in both)
+    k_NxGxMxK, v_NxGxMxE = (_append_neighbours(same, others, reach) for same, others in both)
     scores_NxGxCxM = matmul(q_NxGxCxK, k_NxGxMxK, transpose_b=True) * scale
     if bias_CxRxC is not None:
         scores_NxGxCxM += bias_CxRxC[:chunk_size, :, :chunk_size].reshape(1, 1, chunk_size, -1)
@@ -71,13 +71,13 @@ def local_attention(
     divisor_BxGxC = to_chunks(divisor_BxL, chunk_size)
     # The padding of the last chunk sees nothing, but its divisor would be 0.
     divisor_BxGxCx1 = jnp.where(divisor_BxGxC > 0, divisor_BxGxC, 1)[..., None]
-    visible_NxGxCxM, divisor_NxGxCx1 = (for_heads(x, q_NxLxK) for x in (visible_BxGxCxM, divisor_BxGxCx1))
+    visible_NxGxCxM, divisor_NxGxCx1 = (repeat_for_heads(x, q_NxLxK) for x in (visible_BxGxCxM, divisor_BxGxCx1))
     weights_NxGxCxM = ATTENTION_FUNCTIONS[function](scores_NxGxCxM, visible_NxGxCxM, divisor_NxGxCx1)
     out_NxGxCxE = matmul(weights_NxGxCxM.astype(v_NxLxE.dtype), v_NxGxMxE)
     return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), length)
 
 
-def _with_neighbours(x_NxGxCx: jax.Array, others_NxGxCx: jax.Array, reach: tuple[int, ...]) -> jax.Array:
+def _append_neighbours(x_NxGxCx: jax.Array, others_NxGxCx: jax.Array, reach: tuple[int, ...]) -> jax.Array:
     """N×G×(R·C)×…: each chunk with its neighbours of `reach`, zeros outside the sequence."""
     if reach == (0,):
         return x_NxGxCx
@@ -110,7 +110,7 @@ def global_attention(
     Returns:
         N×L×E, dtype of v; and the sum that enters each chunk, N×G×K×E float32.
     """
-    q_NxGxCxK = to_chunks(q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype), chunk_size)
+    q_NxGxCxK = to_chunks(q_NxLxK * repeat_for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype), chunk_size)
     entering_NxGxKxE = _entering_sums(k_NxLxK, v_NxLxE, runs_BxL, chunk_size, initial_NxKxE)
     out_NxGxCxE = matmul(q_NxGxCxK, entering_NxGxKxE.astype(v_NxLxE.dtype))
     return from_chunks(out_NxGxCxE.astype(v_NxLxE.dtype), q_NxLxK.shape[1]), entering_NxGxKxE
@@ -132,10 +132,10 @@ def global_attention_both_ways(
         N×L×E, dtype of v. Padding gets zeros.
     """
     real_BxL = runs_BxL > 0
-    sum_NxKxE = matmul(jnp.where(for_heads(real_BxL, k_NxLxK)[..., None], k_NxLxK, 0), v_NxLxE, transpose_a=True)
+    sum_NxKxE = matmul(jnp.where(repeat_for_heads(real_BxL, k_NxLxK)[..., None], k_NxLxK, 0), v_NxLxE, transpose_a=True)
     sum_NxKxE = sum_NxKxE.astype(v_NxLxE.dtype)
     weight_BxL = jnp.where(real_BxL, weight_BxL, 0)
-    weighted_NxLxK = q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype)
+    weighted_NxLxK = q_NxLxK * repeat_for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype)
     return matmul(weighted_NxLxK, sum_NxKxE).astype(v_NxLxE.dtype)
 
 
@@ -166,7 +166,7 @@ def global_attention_in_segments(
     length, runs_BxL, key_span = q_NxLxK.shape[1], segments.runs_BxL, document_key_span(segments, causal=False)
     missing = -length % chunk_size
 
-    def turned(x: jax.Array) -> jax.Array:
+    def rotate(x: jax.Array) -> jax.Array:
         """Reversing preserves the chunk grid only if the last chunk is full."""
         return jnp.flip(jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)), axis=1)
 
@@ -174,11 +174,11 @@ def global_attention_in_segments(
     before_BxL = jnp.where(key_span.before_chunk(chunk_size) > 0, weight_BxL, 0)
     after_BxL = jnp.where(key_span.after_chunk(chunk_size) > 0, weight_BxL, 0)
     out, _ = global_attention(q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, chunk_size=chunk_size, weight_BxL=before_BxL)
-    *arrays, after_BxL = (turned(x) for x in (q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, after_BxL))
+    *arrays, after_BxL = (rotate(x) for x in (q_NxLxK, k_NxLxK, v_NxLxE, runs_BxL, after_BxL))
     out_after, _ = global_attention(*arrays, chunk_size=chunk_size, weight_BxL=after_BxL)
     # Inside the chunk, linear attention is local attention with the identity.
     out_inside = local_attention(
-        q_NxLxK * for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype),
+        q_NxLxK * repeat_for_heads(weight_BxL, q_NxLxK)[..., None].astype(q_NxLxK.dtype),
         k_NxLxK,
         v_NxLxE,
         key_span,
@@ -200,12 +200,12 @@ def _entering_sums(
     runs_BxGxC = to_chunks(runs_BxL, chunk_size)
     last_BxG = runs_BxGxC[:, :, -1]
     crosses_BxGxC = (runs_BxGxC == last_BxG[:, :, None]) & (runs_BxGxC > 0)
-    k_NxGxCxK = jnp.where(for_heads(crosses_BxGxC, k_NxLxK)[..., None], to_chunks(k_NxLxK, chunk_size), 0)
+    k_NxGxCxK = jnp.where(repeat_for_heads(crosses_BxGxC, k_NxLxK)[..., None], to_chunks(k_NxLxK, chunk_size), 0)
     sums_NxGxKxE = matmul(k_NxGxCxK, to_chunks(v_NxLxE, chunk_size), transpose_a=True)
-    return sums_before(sums_NxGxKxE, for_heads(last_BxG, k_NxLxK), initial_NxKxE)
+    return sums_before(sums_NxGxKxE, repeat_for_heads(last_BxG, k_NxLxK), initial_NxKxE)
 
 
-def for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
+def repeat_for_heads(x_Bx: jax.Array, like_Nx: jax.Array) -> jax.Array:
     """Repeats each sequence for its heads; a single one broadcasts anyway."""
     rows, folded = x_Bx.shape[0], like_Nx.shape[0]
     return x_Bx if rows in (1, folded) else jnp.repeat(x_Bx, folded // rows, axis=0)

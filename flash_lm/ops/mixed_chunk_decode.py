@@ -140,7 +140,7 @@ def prefill_chunks(
         )
         out_BxHxLxE += chunk.take(out_NxTxE.reshape(chunk_v_BxHxTxE.shape))
         global_key = chunk.take_last(k_BxHxTxK, global_key.dtype)
-        total = chunk.of_last_chunk(entering_NxGxKxE.reshape(-1, heads, *entering_NxGxKxE.shape[1:]))
+        total = chunk.take_last_chunk(entering_NxGxKxE.reshape(-1, heads, *entering_NxGxKxE.shape[1:]))
     value = near.take_last(v_BxHxTxE, value.dtype)
     return out_BxHxLxE, ChunkState(local_key, global_key, value, total)
 

@@ -43,7 +43,7 @@ def moving_average(x_BxLxD: jax.Array, average: Average, runs_BxL: jax.Array, *,
     """
     runs_BxL = jnp.broadcast_to(runs_BxL, x_BxLxD.shape[:2])
     initial = jnp.zeros((len(x_BxLxD), *average.into.shape), jnp.float32)
-    out, _ = _averaged(x_BxLxD, average, runs_BxL, chunk_size, initial)
+    out, _ = _average(x_BxLxD, average, runs_BxL, chunk_size, initial)
     return out
 
 
@@ -64,7 +64,7 @@ def prefill_moving_average(
     """
     x = jnp.where(real_BxL[..., None], x_BxLxD, 0)  # beyond the last position it may be NaN
     size = min(chunk_size, x.shape[1])
-    out, sums_BxGxDxN = _averaged(x, average, jnp.ones_like(real_BxL, jnp.int32), chunk_size, state_BxDxN)
+    out, sums_BxGxDxN = _average(x, average, jnp.ones_like(real_BxL, jnp.int32), chunk_size, state_BxDxN)
     count_B = real_BxL.sum(axis=1, dtype=jnp.int32)
     full_chunks_B, rest_B = count_B // size, count_B % size
     state = jnp.take_along_axis(sums_BxGxDxN, full_chunks_B[:, None, None, None], axis=1)[:, 0]
@@ -79,7 +79,7 @@ def prefill_moving_average(
     return out, jax.lax.fori_loop(0, size - 1, next_token, state)
 
 
-def _averaged(
+def _average(
     x_BxLxD: jax.Array, average: Average, runs_BxL: jax.Array, chunk_size: int, initial_BxDxN: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The averages; and the sums that enter each chunk and leave the last, B×(G+1)×D×N; `initial` enters run 1."""
@@ -95,7 +95,7 @@ def _averaged(
     # The state at the end of each chunk, over its last document only.
     last_BxG = runs[:, :, -1]
     ending = jnp.where(((runs == last_BxG[..., None]) & (runs > 0))[..., None], x, 0)
-    ends = _by_channel("bgcd,cdn->bgdn", ending, average.powers(size - 1 - index_C) * average.into[None])
+    ends = _channel_filters("bgcd,cdn->bgdn", ending, average.powers(size - 1 - index_C) * average.into[None])
     entering_BxG = entering_runs(last_BxG)
     goes_on_BxG = entering_BxG == last_BxG
     kept = jnp.exp(size * average.log_kept)[None]
@@ -108,11 +108,11 @@ def _averaged(
     chunks = lambda x: jnp.moveaxis(x, 1, 0)
     after, entering = jax.lax.scan(next_chunk, initial_BxDxN, (chunks(ends), chunks(goes_on_BxG)))
     entering = jnp.moveaxis(entering, 0, 1)
-    passed = _by_channel("bgdn,cdn->bgcd", entering, average.powers(index_C + 1) * average.out[None])
+    passed = _channel_filters("bgdn,cdn->bgcd", entering, average.powers(index_C + 1) * average.out[None])
     seen = (runs == entering_BxG[..., None]) & (runs > 0)
     out = from_chunks(inside + jnp.where(seen[..., None], passed, 0), length)
     return out, jnp.concatenate([entering, after[:, None]], axis=1)
 
 
-def _by_channel(names: str, x: jax.Array, powers: jax.Array) -> jax.Array:
+def _channel_filters(names: str, x: jax.Array, powers: jax.Array) -> jax.Array:
     return jnp.einsum(names, x, powers, precision=jax.lax.Precision.HIGHEST)

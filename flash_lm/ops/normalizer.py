@@ -68,7 +68,7 @@ class Normalizer:
         return width**-0.5 if self.of_scores is None or function == "softmax" else 1 / span
 
 
-def _of_scores(n: Callable[[int], int], of_sum: Divisor, undecodable: str | None = None) -> Normalizer:
+def _score_scale(n: Callable[[int], int], of_sum: Divisor, undecodable: str | None = None) -> Normalizer:
     return Normalizer(_constant(1), _constant(1), of_sum, n, undecodable)
 
 
@@ -84,9 +84,9 @@ _NAMED = {
     ("count", "weights"): _COUNT,
     ("count", "scores"): _COUNT,
     ("length", "weights"): Normalizer(_length, _length, _length, undecodable=_LENGTH),
-    ("length", "scores"): _of_scores(lambda length: length, _count, _LENGTH),
-    ("length_everywhere", "weights"): _of_scores(lambda length: length, _length, _EVERYWHERE),
-    ("length_everywhere", "scores"): _of_scores(lambda length: length, _length, _EVERYWHERE),
+    ("length", "scores"): _score_scale(lambda length: length, _count, _LENGTH),
+    ("length_everywhere", "weights"): _score_scale(lambda length: length, _length, _EVERYWHERE),
+    ("length_everywhere", "scores"): _score_scale(lambda length: length, _length, _EVERYWHERE),
 }
 
 
@@ -110,5 +110,5 @@ def normalizer(text: str, divides: str) -> Normalizer:
         return named
     n = int(text)
     if divides == "scores":
-        return _of_scores(lambda length: n, _count)
+        return _score_scale(lambda length: n, _count)
     return Normalizer(_constant(n), _length, _constant(n))

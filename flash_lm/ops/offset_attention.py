@@ -74,7 +74,7 @@ def attend_in_cache(
     """`attend_at_offsets` over a KV cache, for queries from any position per sequence, B×H×L×E."""
     offset_O = jnp.asarray(offsets, jnp.int32)
 
-    def of_query(one: tuple[jax.Array, KeySpan]) -> jax.Array:
+    def attend_query(one: tuple[jax.Array, KeySpan]) -> jax.Array:
         q_BxHx1xK, seen = one
         place_BxO = seen.index_BxL - offset_O[None]
         visible_BxO = is_between(seen.first_BxL, place_BxO, seen.stop_BxL)
@@ -84,10 +84,10 @@ def attend_in_cache(
         return softmax_of_scores(scores_BxHx1xO, visible_BxO[:, None, None], value_BxHxOxE).out_BxHxLxE
 
     if q_BxHxLxK.shape[2] == 1:
-        return of_query((q_BxHxLxK, key_span))
+        return attend_query((q_BxHxLxK, key_span))
     # Queries in blocks, since each query gathers its keys.
     queries = jnp.moveaxis(q_BxHxLxK, 2, 0)[..., None, :], KeySpan(*(x.T[..., None] for x in key_span))
-    out_LxBxHx1xE = jax.lax.map(of_query, queries, batch_size=_BLOCK)
+    out_LxBxHx1xE = jax.lax.map(attend_query, queries, batch_size=_BLOCK)
     return jnp.moveaxis(out_LxBxHx1xE[..., 0, :], 0, 2)
 
 

@@ -96,7 +96,7 @@ def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     of_last, of_entering = ((runs == run) & (runs > 0) for run in (last, entering))
 
     # State that each chunk adds for its last document, and the decay of the entering state.
-    written = matmul(_decayed(k, end - sums, of_last), v_chunks, transpose_a=True)
+    written = matmul(_decay_state(k, end - sums, of_last), v_chunks, transpose_a=True)
     kept = jnp.where(last == entering, jnp.exp(end[..., 0, :]), 0)
 
     def next_chunk(state_BxHxKxE: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -105,7 +105,7 @@ def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
 
     state, before = jax.lax.scan(next_chunk, state, (jnp.moveaxis(kept, 2, 0), jnp.moveaxis(written, 2, 0)))
     # Outputs: the entering state, and the pairs inside the chunk.
-    read = matmul(_decayed(q, sums, of_entering), jnp.moveaxis(before, 0, 2).astype(q.dtype))
+    read = matmul(_decay_state(q, sums, of_entering), jnp.moveaxis(before, 0, 2).astype(q.dtype))
     out = _inside(q, k, v_chunks, sums, runs) + read
     return head_rows(out.astype(v.dtype), length), state
 
@@ -120,7 +120,7 @@ def _running(log_decay: jax.Array, runs: jax.Array) -> jax.Array:
 
 
 @jax.checkpoint
-def _decayed(x: jax.Array, log: jax.Array, where: jax.Array) -> jax.Array:
+def _decay_state(x: jax.Array, log: jax.Array, where: jax.Array) -> jax.Array:
     """Each token's channels times e^log, and 0 except `where`; dtype of x."""
     where = where[..., None]
     return jnp.where(where, x.astype(jnp.float32) * jnp.exp(jnp.where(where, log, 0)), 0).astype(x.dtype)

@@ -187,7 +187,7 @@ class _Loop:
             while self.step < config.steps and not stopping and self.reached is None:
                 # Train. The clock runs; everything else below pauses it, so that only steps are timed.
                 if profile.is_due(self.step):
-                    with self._paused():
+                    with self._pause():
                         profile.start()
                 self._take_step()
                 stopping = stops(self.step, self.clock.seconds)
@@ -195,7 +195,7 @@ class _Loop:
                 # Write a trace whose last step is done.
                 last = self.step == config.steps
                 if profile.is_over(self.step) or (profile.on and (last or stopping)):
-                    with self._paused():
+                    with self._pause():
                         profile.write()
                     self.writer.say(
                         f"step {self.step}: trace written to {profile.folder}, for TensorBoard or ui.perfetto.dev"
@@ -204,7 +204,7 @@ class _Loop:
                 # Evaluate and save. A run that is asked to stop saves, but does not take the time to evaluate.
                 evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
-                    with self._paused():
+                    with self._pause():
                         scores = self._evaluate() if evaluates else None
                         if last and scores is not None:
                             self.nonfinite.check_end(scores["loss"])
@@ -240,7 +240,7 @@ class _Loop:
         self.writer.say(f"first step done {self.first_step_s:.1f} s after the start")
 
     @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
+    def _pause(self) -> Iterator[None]:
         """Logs the pending step, waits for the device, and stops the training clock during the block."""
         self._log_pending()
         jax.block_until_ready(self.state)
@@ -258,7 +258,7 @@ class _Loop:
         try:
             return next(self.batches)
         except InputError as error:
-            with self._paused():
+            with self._pause():
                 if jax.process_count() > 1:  # the other hosts are already in the next step
                     raise RunError(str(error)) from None
                 if self.checkpoints.newest() != self.step:

@@ -120,7 +120,7 @@ def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, decay: Running
     band = min(length, _BAND)
     dtype = q.dtype if decay is None else jnp.float32
 
-    def of_band(carry, start: jax.Array):
+    def band_derivatives(carry, start: jax.Array):
         d_k, d_bias = carry
         cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, band, axis=2)
         of_distances = lambda x: jax.lax.dynamic_slice_in_dim(x, length - band - start, length + band, axis=1)
@@ -145,7 +145,7 @@ def _derivatives_of_scores(form: Form, q, k, v, seen: Seen, bias, decay: Running
         return (d_k, d_bias), d_q
 
     start = (jnp.zeros(k.shape, jnp.float32), None if bias is None else jnp.zeros_like(bias))
-    (d_k, d_bias), d_q_bands = jax.lax.scan(of_band, start, jnp.arange(0, length, band, dtype=jnp.int32))
+    (d_k, d_bias), d_q_bands = jax.lax.scan(band_derivatives, start, jnp.arange(0, length, band, dtype=jnp.int32))
     d_q = jnp.moveaxis(d_q_bands, 0, 2).reshape(q.shape)
     return d_q, d_k, d_bias
 

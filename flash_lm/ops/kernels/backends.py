@@ -108,15 +108,15 @@ def _problem_on_mosaic(work: Work) -> str | None:
     tile = BACKENDS["mosaic"].tile
     # The keys and a tile of the values of a full sequence, twice, because the next ones are being loaded.
     needed = 2 * work.length * (work.key_width * work.itemsize + tile.value_bytes)
-    return f"rows of {work.length} tokens need {needed:,} bytes of VMEM" if needed > 0.9 * _VMEM_BYTES else None
+    return f"sequences of {work.length} tokens need {needed:,} bytes of VMEM" if needed > 0.9 * _VMEM_BYTES else None
 
 
-def _on_triton(dimensions: int) -> dict[str, Any]:
+def _triton_options(dimensions: int) -> dict[str, Any]:
     del dimensions
     return {"compiler_params": triton.CompilerParams(num_warps=8, num_stages=2)}
 
 
-def _on_mosaic(dimensions: int) -> dict[str, Any]:
+def _mosaic_options(dimensions: int) -> dict[str, Any]:
     parallel = ("parallel",) * dimensions
     return {"compiler_params": tpu.CompilerParams(dimension_semantics=parallel, vmem_limit_bytes=_VMEM_BYTES)}
 
@@ -138,7 +138,7 @@ BACKENDS = {
         width=_power_of_two,
         scalars=pl.BlockSpec,
         diagonals=_gathered,
-        options=_on_triton,
+        options=_triton_options,
     ),
     "mosaic": Backend(
         tile=Tile(rows=128, columns=128, value_bytes=1024, entering_bytes=1024, depth=256, keys=128, sums=256),
@@ -148,7 +148,7 @@ BACKENDS = {
         width=_lanes,
         scalars=lambda: pl.BlockSpec(memory_space=tpu.SMEM),
         diagonals=_rolled,
-        options=_on_mosaic,
+        options=_mosaic_options,
     ),
     "interpreted": Backend(
         tile=Tile(

@@ -81,7 +81,7 @@ def weighted_values(
         about = _block(lambda n, g, e, i: (row_of(n), g, 0, 0), 1, columns)
     else:
         about = _block(lambda n, g, e, i: (row_of(n), g, i, 0), tile.rows, 1)
-    inputs = _of_scores(backend, seen, about, 2 if transposed else 3, spans, bias_1xW) | {
+    inputs = _score_derivative(backend, seen, about, 2 if transposed else 3, spans, bias_1xW) | {
         "rows": (rows_NxGxIxK, of_rows(tile.rows, width)),
         "columns": (columns_NxGxJxK, of_columns(columns, width)),
         "values": (values_NxGxJxE, _block(lambda n, g, e, i: (n, g, 0, e), columns, depth)),
@@ -89,7 +89,7 @@ def weighted_values(
     if decay is not None:
         of_these = _block(lambda n, g, e, i: (n, g, i, 0), tile.rows, 1)
         of_those = _block(lambda n, g, e, i: (n, g, 0, 0), 1, columns)
-        inputs |= _of_decays(decay, of_these, decay, of_those)
+        inputs |= _decay_derivative(decay, of_these, decay, of_those)
     if entering is not None:
         x_NxGxIxK, sum_NxGxKxE = entering
         inputs["x"] = (x_NxGxIxK, of_rows(tile.rows, x_NxGxIxK.shape[-1]))
@@ -161,7 +161,7 @@ def score_derivatives(
     of_queries = lambda size: _block(lambda n, g, i, j: (n, g, i, 0), side, size)
     of_keys = lambda size: _block(lambda n, g, i, j: (n, g, j, 0), side, size)
     about = _block(lambda n, g, i, j: (row_of(n), g, i, 0), side, 1)
-    inputs = _of_scores(backend, seen, about, 3, spans, bias_1xW) | {
+    inputs = _score_derivative(backend, seen, about, 3, spans, bias_1xW) | {
         "rows": (q_NxGxIxK, of_queries(width)),
         "columns": (k_NxGxJxK, of_keys(width)),
         "d_out": (d_out_NxGxIxE, of_queries(expanded)),
@@ -170,7 +170,7 @@ def score_derivatives(
     if decays is not None:
         of_these = _block(lambda n, g, i, j: (n, g, i, 0), side, 1)
         of_those = _block(lambda n, g, i, j: (n, g, 0, j), 1, side)
-        inputs |= _of_decays(decays[0], of_these, decays[1], of_those)
+        inputs |= _decay_derivative(decays[0], of_these, decays[1], of_those)
 
     def program(ids: Ids, refs: dict, out_ref) -> None:
         n, g, i, j = ids
@@ -289,7 +289,7 @@ def _rows(batch: int, about: jax.Array) -> Callable[[jax.Array], jax.Array]:
     return lambda n: jax.lax.div(n, jnp.int32(heads))
 
 
-def _of_scores(
+def _score_derivative(
     backend: Backend, seen: Seen, about: pl.BlockSpec, axis: int, spans: tuple[jax.Array, jax.Array], bias_1xW: Any
 ) -> dict[str, tuple[Any, Any]]:
     """Inputs of a program's scores besides their factors; `about`: block of what is seen, put along `axis`."""
@@ -303,7 +303,7 @@ def _of_scores(
     return inputs
 
 
-def _of_decays(
+def _decay_derivative(
     rows: Running, of_rows: pl.BlockSpec, columns: Running, of_columns: pl.BlockSpec
 ) -> dict[str, tuple[Any, Any]]:
     """Inputs of a program whose weights decay."""
@@ -337,19 +337,19 @@ def _call(
         ids = places[::-1] if backend.first_is_fastest else places
         return (*ids[:-1], grid[-1] - 1 - ids[-1]) if descending else ids
 
-    def placed(block: pl.BlockSpec) -> pl.BlockSpec:
+    def reorder_axes(block: pl.BlockSpec) -> pl.BlockSpec:
         index_map = block.index_map
         return block if index_map is None else pl.BlockSpec(block.block_shape, lambda *p: index_map(*ids_of(*p)))
 
     arrays = {key: array for key, (array, _) in inputs.items()}
     is_block = lambda x: isinstance(x, pl.BlockSpec)
-    specs = jax.tree.map(placed, {key: block for key, (_, block) in inputs.items()}, is_leaf=is_block)
+    specs = jax.tree.map(reorder_axes, {key: block for key, (_, block) in inputs.items()}, is_leaf=is_block)
     call = pl.pallas_call(
         lambda refs, out_ref: program(ids_of(*(pl.program_id(axis) for axis in range(len(grid)))), refs, out_ref),
         out_shape=out,
         grid=grid[::-1] if backend.first_is_fastest else grid,
         in_specs=[specs],
-        out_specs=placed(spec),
+        out_specs=reorder_axes(spec),
         name=name,
         **backend.options(len(grid)),
     )
