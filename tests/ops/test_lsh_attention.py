@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families.reformer import hashes, seen
+from families.reformer import hashes
+from families.reformer import visible_pairs as seen
 from oracles.attention import Row
 from oracles.segments import offsets, visibility
 
