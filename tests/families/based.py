@@ -5,18 +5,20 @@ from types import SimpleNamespace
 
 import numpy as np
 from oracles import counting
-from oracles.attention import Row, heads, rotated
-from oracles.convolution import mapped
+from oracles.attention import Row, apply_rotary, split_heads
+from oracles.convolution import project
 from oracles.feed_forward import GLU
 from oracles.row import Family, Sublayer
 
 
 def taylor_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """Concat(head_h) W_o, with s = q·k / √K; a token that sees nothing gets zero."""
-    q, k, v = (heads(mapped(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value"))
+    q, k, v = (
+        split_heads(project(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value")
+    )
     outs = []
     for h in range(settings.num_heads):
-        queries, keys = (rotated(x[h], row, settings) for x in (q, k))
+        queries, keys = (apply_rotary(x[h], row, settings) for x in (q, k))
         out = np.zeros_like(v[h])
         for t in range(len(x_LxD)):
             total = 0.0
@@ -36,7 +38,7 @@ def _maps(s: SimpleNamespace) -> int:
 
 
 def _flops(s: SimpleNamespace, length: int) -> int:
-    """Features: one, the numbers, the squares, and the products of two; the denominator is one more value."""
+    """Features: 1, the inputs, their squares, and products of two; the denominator counts as one more value."""
     features = 1 + 2 * s.based.feature_dim + math.comb(s.based.feature_dim, 2)
     sums = counting.linear_sums(s, length, features, s.model_dim // s.num_heads + 1)
     return 2 * length * _maps(s) + 2 * s.num_heads * sums
@@ -47,11 +49,11 @@ ROWS = {
     "based": Family(
         (TAYLOR, GLU),
         absolute="learned",
-        # The usual GLU's, and D / 2 for what narrow queries and keys leave.
+        # The usual GLU's 8/3 D, plus D / 2 for the parameters that narrow queries and keys save.
         defaults={"mlp_dim": lambda s: counting.multiple_of_8(19, 6, s.model_dim)},
         small={"based.feature_dim": 4},
         letters=lambda s: {"A": s.based.feature_dim},
-        counted=False,  # it chooses its pairs by products
+        xla_counts_flops=False,  # it selects pairs of features by matrix products
         constant_state=True,
     )
 }

@@ -1,4 +1,4 @@
-"""The Conformer's sublayers besides attention (Gulati et al. 2020, section 2), with a norm by token for the batch's."""
+"""The Conformer's sublayers besides attention (Gulati et al. 2020, section 2); a norm per token replaces batch norm."""
 
 from types import SimpleNamespace
 
@@ -20,8 +20,8 @@ def half_step(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
 def closing_half_step(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """Norm(x + ½ FFN(Norm(x)))."""
     normal = normalise(settings.norm, x_LxD, p["norm"], settings.norm_epsilon)
-    moved = x_LxD + half_step(normal, p, row, settings)
-    return normalise(settings.norm, moved, p["closing_norm"], settings.norm_epsilon)
+    residual = x_LxD + half_step(normal, p, row, settings)
+    return normalise(settings.norm, residual, p["closing_norm"], settings.norm_epsilon)
 
 
 def convolution_module(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
@@ -38,18 +38,18 @@ def _feed_forward(s: SimpleNamespace) -> int:
 
 def _module_flops(s: SimpleNamespace, length: int) -> int:
     d = s.model_dim
-    return 2 * length * 3 * d * d + 2 * counting.taps_read(s, s.conformer.kernel, length) * d
+    return 2 * length * 3 * d * d + 2 * counting.count_tap_reads(s, s.conformer.kernel, length) * d
 
 
 HALF_STEP = Sublayer(half_step, _feed_forward, lambda s, length: 2 * length * _feed_forward(s))
 CONVOLUTION_MODULE = Sublayer(
     convolution_module,
-    lambda s: 3 * s.model_dim**2 + s.conformer.kernel * s.model_dim + counting.norm(s),
+    lambda s: 3 * s.model_dim**2 + s.conformer.kernel * s.model_dim + counting.norm_parameters(s),
     _module_flops,
 )
 CLOSING_HALF_STEP = Sublayer(
     closing_half_step,
-    lambda s: _feed_forward(s) + counting.norm(s),  # the model counts one of its two norms
+    lambda s: _feed_forward(s) + counting.norm_parameters(s),  # `sizes.parameters` adds the other of its two norms
     lambda s, length: 2 * length * _feed_forward(s),
     owns_residual=True,
 )
@@ -57,11 +57,11 @@ ROWS = {
     "conformer": Family(
         (HALF_STEP, SOFTMAX, CONVOLUTION_MODULE, CLOSING_HALF_STEP),
         rotary=True,
-        defaults={"mlp_dim": lambda s: counting.multiple_of_8(5, 4, s.model_dim)},  # of two feed-forwards
+        defaults={"mlp_dim": lambda s: counting.multiple_of_8(5, 4, s.model_dim)},  # two feed-forward sublayers
         small={"conformer.kernel": 5},
         letters=lambda s: {"X": s.conformer.kernel},
         sizes=({"conformer.kernel": 9}, {"conformer.kernel": 4}),
-        counted_at={"model_dim": 1024, "conformer.kernel": 31},  # it does more than others element by element
+        xla_keys={"model_dim": 1024, "conformer.kernel": 31},  # many elementwise operations
         other_inputs=lambda s: (s.conformer.kernel - 1) * s.model_dim,
         ends_with_norm=True,
     )

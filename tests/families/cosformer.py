@@ -5,18 +5,20 @@ from types import SimpleNamespace
 
 import numpy as np
 from oracles import counting
-from oracles.attention import Row, heads, rotated
-from oracles.convolution import mapped
+from oracles.attention import Row, apply_rotary, split_heads
+from oracles.convolution import project
 from oracles.feed_forward import MLP
 from oracles.row import Family, Sublayer
 
 
 def cosine_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """Concat(head_h) W_o; a query all of whose weights are zero gets zero."""
-    q, k, v = (heads(mapped(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value"))
+    """Concat(head_h) W_o; a query whose weights are all zero gets zero."""
+    q, k, v = (
+        split_heads(project(x_LxD, p, name, row, settings), settings.num_heads) for name in ("query", "key", "value")
+    )
     outs = []
     for h in range(settings.num_heads):
-        queries, keys = ([relu(y) for y in rotated(x[h], row, settings)] for x in (q, k))
+        queries, keys = ([relu(y) for y in apply_rotary(x[h], row, settings)] for x in (q, k))
         out = np.zeros_like(v[h])
         for t in range(len(x_LxD)):
             total = 0.0
@@ -32,12 +34,12 @@ def cosine_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarr
 
 
 def relu(x: np.ndarray) -> np.ndarray:
-    """x above zero, else 0."""
+    """max(x, 0)."""
     return np.array([max(x_i, 0.0) for x_i in x])
 
 
 def _flops(s: SimpleNamespace, length: int) -> int:
-    """Features twice as wide; the denominator is one more value."""
+    """Features are twice as wide; the denominator counts as one more value."""
     width = s.model_dim // s.num_heads
     return 2 * length * 4 * s.model_dim**2 + 2 * s.num_heads * counting.linear_sums(s, length, 2 * width, width + 1)
 
@@ -50,11 +52,11 @@ ROWS = {
         defaults={"cosformer.cos_length": lambda s: s.max_length},
         kernels=(True,),
         constant_state=True,
-        ends=True,
+        limits_length=True,
         one_pass=True,
-        grows="linear",
-        # Among heads of four channels relu leaves queries with hardly any weight. Their gradients, divided by it, are
-        # rounding alone: on one device other chunks change the gradient norm by 1e-5.
+        growth="linear",
+        # In heads of four channels relu leaves some queries with almost no weight. Their gradients are divided by it
+        # and consist of rounding: on one device other chunks change the gradient norm by 1e-5.
         mesh={"model_dim": 32, "num_heads": 2, "mlp_dim": 64},
     )
 }

@@ -1,19 +1,19 @@
-"""The gated delta rule token by token: S ← e^g S; S ← S + kᵀ β (v − k S); o = q S; from nothing in each document."""
+"""The gated delta rule token by token: S ← e^g S; S ← S + kᵀ β (v − k S); o = q S; S = 0 before a document."""
 
 import math
 from types import SimpleNamespace
 
 import numpy as np
 from oracles import counting
-from oracles.attention import Row, heads, silu
-from oracles.convolution import mapped
+from oracles.attention import Row, silu, split_heads
+from oracles.convolution import project
 from oracles.decayed import softplus
 from oracles.feed_forward import GLU
 from oracles.row import Family, Sublayer
 
 
 def recurrence(q, k, v, log_decay, beta, runs) -> np.ndarray:
-    """L×E, of one head; padding, run 0, gets zeros."""
+    """Output of one head, L×E; padding (run 0) gets zeros."""
     out, state = np.zeros(v.shape), np.zeros((k.shape[1], v.shape[1]))
     for t in range(len(v)):
         if t == 0 or runs[t] != runs[t - 1]:
@@ -25,9 +25,9 @@ def recurrence(q, k, v, log_decay, beta, runs) -> np.ndarray:
 
 
 def gated_delta(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2024, figure 1); both ways: odd heads from the row's end."""
+    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2024, figure 1); bidirectional: odd heads run backwards."""
     count, length = settings.num_heads, len(x_LxD)
-    q, k, v = (heads(silu(mapped(x_LxD, p, name, row, settings)), count) for name in ("query", "key", "value"))
+    q, k, v = (split_heads(silu(project(x_LxD, p, name, row, settings)), count) for name in ("query", "key", "value"))
     beta = (2 if settings.delta.negative_eigenvalues else 1) / (1 + np.exp(-x_LxD @ p["beta"]["kernel"]))
     logs = np.zeros_like(beta)
     if settings.delta.decay:
@@ -48,19 +48,19 @@ def _maps(s: SimpleNamespace) -> int:
 
 
 def _parameters(s: SimpleNamespace) -> int:
-    """With a gain for all heads, and two numbers a head."""
+    """Maps, one gain that all heads share, and two parameters per head."""
     return _maps(s) + s.delta.value_dim // s.num_heads + 2 * s.num_heads * s.delta.decay
 
 
 def _flops(s: SimpleNamespace, length: int) -> int:
-    """Queries and values with keys; k kᵀ and the substitution below the diagonal; the sum."""
+    """Within chunks q kᵀ and weights v, k kᵀ and the substitution below the diagonal; across chunks the state."""
     key, value = s.delta.key_dim // s.num_heads, s.delta.value_dim // s.num_heads
-    before, entering, reading = counting.causal_chunks(length, s.delta.chunk_size)
+    before, entering, reading = counting.count_chunk_terms(length, s.delta.chunk_size)
     inside = before * (key + value) + (before - length) * (key + key + value)
     return 2 * length * _maps(s) + 2 * s.num_heads * (inside + (2 * reading + entering) * key * value)
 
 
-def _of_heads(share: float):
+def _divisible_width(share: float):
     return lambda s: s.num_heads * math.ceil(share * s.model_dim / s.num_heads)
 
 
@@ -75,21 +75,21 @@ ROWS = {
         (DELTA, GLU),
         defaults={
             "mlp_dim": lambda s: 2 * s.model_dim,
-            "delta.key_dim": _of_heads(3 / 4),
-            "delta.value_dim": _of_heads(3 / 2),
+            "delta.key_dim": _divisible_width(3 / 4),
+            "delta.value_dim": _divisible_width(3 / 2),
             "short_convolution": 4,
         },
         small={"delta.chunk_size": 8},
         letters=_letters,
-        counted=False,  # it sums causal chunks in either form: half of the pairs that XLA computes there are hidden
+        xla_counts_flops=False,  # XLA also counts the masked half of the pairs in causal chunks, which both forms have
         constant_state=True,
-        forgets=True,
-        # It has forgotten all but the last token there, and a norm by head makes as much of a small q·k as of a large
-        # one: an input that differs by 6e-8 of itself moves the oracle by 2e-5 of its largest value.
-        ill=("causal", "bidirectional"),
-        recomputes=True,
-        repeats=True,
-        # Keys of three channels are nearly all alike: its gradient norm differs by 1.3e-5 there.
+        decays=True,
+        # With large inputs it forgets all except the last token, and a norm per head scales a small q·k up: a relative
+        # change of 6e-8 of the input moves the oracle by 2e-5 of its largest value.
+        ill_conditioned=("causal", "bidirectional"),
+        recomputes_products=True,
+        repeats_products=True,
+        # Keys of three channels are nearly parallel: with them the gradient norm differs by 1.3e-5.
         mesh={"model_dim": 64, "mlp_dim": 64},
         normed_heads=True,
     )

@@ -17,7 +17,7 @@ def linear_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarr
 
 
 def _flops(s: SimpleNamespace, length: int) -> int:
-    """The denominator is one more value."""
+    """The denominator counts as one more value."""
     width = s.model_dim // s.num_heads
     return 2 * length * 4 * s.model_dim**2 + 2 * s.num_heads * counting.linear_sums(s, length, width, width + 1)
 
@@ -32,6 +32,6 @@ ROWS = {
         kernels=(True,),  # the bidirectional form is two products
         constant_state=True,
         one_pass=True,
-        grows="linear",
+        growth="linear",
     )
 }

@@ -29,7 +29,7 @@ def _features(s: SimpleNamespace) -> int:
 
 
 def _flops(s: SimpleNamespace, length: int) -> int:
-    """The features are products, too."""
+    """Includes the products of the random features."""
     width, features = s.model_dim // s.num_heads, s.favor.features
     sums = counting.linear_sums(s, length, features, width + 1)
     return 2 * length * 4 * s.model_dim**2 + 2 * s.num_heads * (2 * features * width * length + sums)
@@ -43,8 +43,8 @@ ROWS = {
         defaults={"favor.features": _features},
         constant_state=True,
         one_pass=True,
-        grows="linear",
-        ill=("causal", "bidirectional"),  # its exponents are some thousand there, and float32 has them to 1e-4
-        recomputes=True,
+        growth="linear",
+        ill_conditioned=("causal", "bidirectional"),  # exponents of several thousand, exact to 1e-4 in float32
+        recomputes_products=True,
     )
 }

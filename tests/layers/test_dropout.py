@@ -1,4 +1,4 @@
-"""Dropout: its rate, where it acts, and where its randomness comes from."""
+"""Dropout: rate, position in the model, and random keys."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models.cases import assert_close, case, model_config, randomised, tokens
+from models.cases import assert_close, case, draw_parameters, model_config, tokens
 
 from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete
@@ -22,7 +22,7 @@ KEY = jax.random.key(3)
 
 
 def assert_rate(dropped: np.ndarray) -> None:
-    """Within five standard deviations."""
+    """Checks that a share RATE is dropped, within five standard deviations."""
     assert dropped.mean() == pytest.approx(RATE, abs=5 * np.sqrt(RATE * (1 - RATE) / dropped.size))
 
 
@@ -30,13 +30,13 @@ def test_drop():
     kept = np.asarray(drop(jnp.ones((20, 30, 40)), RATE, KEY))
     assert_rate(kept == 0)
     np.testing.assert_allclose(kept[kept != 0], 1 / (1 - RATE), rtol=1e-6)
-    # Every entry by itself: neither whole tokens nor whole channels.
+    # Entries are dropped independently, not as complete tokens or channels.
     for axis in range(3):
         assert (kept == 0).mean(axis=axis).std() > 0
         assert (kept == 0).all(axis=axis).sum() < 5
 
 
-def test_drop_of_nothing():
+def test_no_drop_without_key_or_rate():
     x = jnp.arange(6.0).reshape(1, 2, 3)
     assert drop(x, RATE, None) is x
     assert drop(x, 0.0, KEY) is x
@@ -45,7 +45,7 @@ def test_drop_of_nothing():
 
 @pytest.mark.parametrize("family", ["transformer", "flash"])
 def test_keys(family):
-    """The same key, the same logits; another key, others; no key, those of the model without dropout."""
+    """The same key gives the same logits, another key gives others, and no key those of the model without dropout."""
     model, plain = case(family, True, dropout=RATE), case(family, True)
     run = lambda key: np.asarray(model.logits(model.params, tokens(), None, None, key))
     np.testing.assert_array_equal(run(KEY), run(KEY))
@@ -54,7 +54,7 @@ def test_keys(family):
 
 
 def test_the_embedding_is_dropped():
-    """Layers that give zeros leave the embedding alone, and an RMS norm keeps its zeros."""
+    """With layers that output zeros only the embedding is left, and an RMS norm keeps its zeros."""
     model = case("transformer_plus", True, dropout=RATE, norm="rms")
     params = jax.tree.map(np.copy, model.params)
     for name in ("sublayer_0", "sublayer_1"):
@@ -65,10 +65,10 @@ def test_the_embedding_is_dropped():
 
 @pytest.mark.parametrize("family", ["transformer", "flash"])
 def test_each_sublayers_output_is_dropped(family):
-    """With the other sublayer silent the residual's change is one output, and the two have masks of their own."""
+    """With the other sublayer zeroed the residual changes by one output; the two sublayers have different masks."""
     config = complete(parse_model(model_config(family, True, dropout=RATE, model_dim=64, rotary=False)))
     graph, state = nnx.split(nnx.eval_shape(lambda: Block([config], rngs=nnx.Rngs(0))))
-    values = randomised(nnx.to_pure_dict(state))
+    values = draw_parameters(nnx.to_pure_dict(state))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 29, 64)), jnp.float32)
     segments = whole_row(29)
     context = Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=KEY)
@@ -80,45 +80,45 @@ def test_each_sublayers_output_is_dropped(family):
 
     masks = []
     for silent in ("sublayer_1", "sublayer_0"):
-        own = jax.tree.map(np.copy, values)
-        own[silent]["output" if "output" in own[silent] else "down"]["kernel"][:] = 0
-        dropped = np.asarray(change(own))
+        silenced = jax.tree.map(np.copy, values)
+        silenced[silent]["output" if "output" in silenced[silent] else "down"]["kernel"][:] = 0
+        dropped = np.asarray(change(silenced))
         assert_rate(dropped)
         masks.append(dropped)
     assert (masks[0] != masks[1]).mean() == pytest.approx(2 * RATE * (1 - RATE), abs=0.05)
 
 
 @pytest.mark.slow
-def test_mega_drops_what_it_proposes():
-    """x (1 − σ(u)) + σ(u) drop(h): the stream itself is not dropped, though the unit owns its residual."""
+def test_mega_drops_its_candidate():
+    """x (1 − σ(u)) + σ(u) drop(h): the residual stream is not dropped, although the unit owns its residual."""
     config = complete(parse_model(model_config("mega", True, dropout=RATE, model_dim=64)))
     unit = FAMILIES["mega"].sublayers[0](config, rngs=nnx.Rngs(0))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 29, 64)), jnp.float32)
     segments = whole_row(29)
     context = Context(positions_BxL=segments.offsets_BxL, segments=segments)
     rest = x * (1 - jax.nn.sigmoid(unit.project(x, context).gate.update))
-    whole, dropped = unit(x, context) - rest, unit(x, dataclasses.replace(context, dropout_key=KEY)) - rest
-    gone = np.abs(np.asarray(dropped)) < 1e-6
-    assert_rate(gone)
-    np.testing.assert_allclose(dropped[~gone], whole[~gone] / (1 - RATE), rtol=1e-3, atol=1e-5)
+    undropped, dropped = unit(x, context) - rest, unit(x, dataclasses.replace(context, dropout_key=KEY)) - rest
+    zeros = np.abs(np.asarray(dropped)) < 1e-6
+    assert_rate(zeros)
+    np.testing.assert_allclose(dropped[~zeros], undropped[~zeros] / (1 - RATE), rtol=1e-3, atol=1e-5)
 
 
-def test_a_closing_half_step_drops_what_it_adds():
-    """norm(x + drop(h)), where the norm is taken as it is: the stream itself is not dropped."""
+def test_a_closing_half_step_drops_its_output():
+    """norm(x + drop(h)) with the norm removed: the residual stream is not dropped."""
     config = complete(parse_model(model_config("conformer", True, dropout=RATE, model_dim=64)))
     unit = FAMILIES["conformer"].sublayers[-1](config, rngs=nnx.Rngs(0))
     unit.closing_norm = lambda x: x
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 29, 64)), jnp.float32)
     segments = whole_row(29)
     context = Context(positions_BxL=segments.offsets_BxL, segments=segments)
-    whole, dropped = unit(x, context) - x, unit(x, dataclasses.replace(context, dropout_key=KEY)) - x
-    gone = np.abs(np.asarray(dropped)) < 1e-6
-    assert_rate(gone)
-    np.testing.assert_allclose(dropped[~gone], whole[~gone] / (1 - RATE), rtol=1e-3, atol=1e-5)
+    undropped, dropped = unit(x, context) - x, unit(x, dataclasses.replace(context, dropout_key=KEY)) - x
+    zeros = np.abs(np.asarray(dropped)) < 1e-6
+    assert_rate(zeros)
+    np.testing.assert_allclose(dropped[~zeros], undropped[~zeros] / (1 - RATE), rtol=1e-3, atol=1e-5)
 
 
-def test_layers_have_masks_of_their_own():
-    """Two layers of the same parameters: were their masks the same, the model's would be one mask applied twice."""
+def test_layers_have_different_masks():
+    """Two layers with the same parameters draw different masks."""
     model = case("transformer_plus", True, dropout=RATE, num_layers=2)
     calls = []
     original = jax.random.bernoulli
@@ -129,7 +129,7 @@ def test_layers_have_masks_of_their_own():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.random, "bernoulli", spy)
-        patch.setattr(jax.lax, "scan", unrolled)
+        patch.setattr(jax.lax, "scan", scan_unrolled)
         model.model(model.params).features(ModelInputs(jnp.asarray(tokens())), KEY)
     masks = [np.asarray(mask) for mask in calls]
     assert len(masks) == 1 + 2 * 2
@@ -139,8 +139,8 @@ def test_layers_have_masks_of_their_own():
             assert (mask != other).mean() > RATE * (1 - RATE)
 
 
-def unrolled(body, carry, xs, unroll=1):
-    """lax.scan in Python, so that what the body computes can be looked at."""
+def scan_unrolled(body, carry, xs, unroll=1):
+    """lax.scan as a Python loop, so that the masks in the body are concrete values."""
     outputs = []
     for n in range(jax.tree.leaves(xs)[0].shape[0]):
         carry, output = body(carry, jax.tree.map(lambda x, n=n: x[n], xs))

@@ -1,4 +1,4 @@
-"""One sublayer in a model of one's own: docs/layers.md as it stands, and what it promises."""
+"""A sublayer in a user's model: the code of docs/layers.md, and its promises."""
 
 import pathlib
 import re
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 @pytest.fixture(scope="module")
 def page(usual_promotion):
-    """What the page's blocks define, run one after another."""
+    """Names that the page's code blocks define, run in order."""
     names: dict = {}
-    visible = PAGE.replace('init="lecun"', 'init="lecun", scale_init="as_init"')  # mixing, from the start
+    visible = PAGE.replace('init="lecun"', 'init="lecun", scale_init="as_init"')  # so that it mixes at initialisation
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", visible, re.DOTALL)):
         exec(compile(block, f"docs/layers.md, block {number}", "exec"), names)
     return names
@@ -31,24 +31,24 @@ def page(usual_promotion):
 
 @pytest.fixture(scope="module")
 def influence(page):
-    """How much the vector of each token moves the output at a place, of a module of the page: B×L."""
+    """Function (module, position) -> B×L: size of the derivative of the output at a position by each token."""
 
     @nnx.jit(static_argnums=2)
-    def of_place(module, x_BxLxD, place, *more):
-        return nnx.grad(lambda x: jnp.square(module(x, *more)[:, place]).sum())(x_BxLxD)
+    def position_gradient(module, x_BxLxD, position, *more):
+        return nnx.grad(lambda x: jnp.square(module(x, *more)[:, position]).sum())(x_BxLxD)
 
-    def found(module, place, *more, length=LENGTH):
+    def influence_at(module, position, *more, length=LENGTH):
         x_BxLxD = jax.random.normal(jax.random.key(5), (2, length, 64))
-        return np.abs(of_place(module, x_BxLxD, place, *more)).sum(axis=-1)
+        return np.abs(position_gradient(module, x_BxLxD, position, *more)).sum(axis=-1)
 
-    return found
+    return influence_at
 
 
 @pytest.mark.slow
-def test_a_causal_mixer_sees_what_came_before(page, influence):
-    moved_BxL = influence(page["block"], 20)
-    # All of the chunk before; of its own chunk relu² leaves out some.
-    assert (moved_BxL[:, :CHUNK] > 0).all() and (moved_BxL[:, 21:] == 0).all()
+def test_a_causal_mixer_sees_earlier_tokens(page, influence):
+    influence_BxL = influence(page["block"], 20)
+    # All of the previous chunk; in the token's chunk relu² zeroes some.
+    assert (influence_BxL[:, :CHUNK] > 0).all() and (influence_BxL[:, 21:] == 0).all()
 
 
 @pytest.mark.slow
@@ -58,29 +58,31 @@ def test_a_bidirectional_mixer_sees_all(page, influence):
 
 @pytest.mark.slow
 def test_documents_do_not_see_each_other(page, influence):
-    moved_BxL = influence(page["block"], 40, page["segment_ids"])
-    assert (moved_BxL[0, :16] == 0).all() and (moved_BxL[0, 16:32] > 0).all() and (moved_BxL[1, :32] > 0).all()
+    influence_BxL = influence(page["block"], 40, page["segment_ids"])
+    assert (
+        (influence_BxL[0, :16] == 0).all() and (influence_BxL[0, 16:32] > 0).all() and (influence_BxL[1, :32] > 0).all()
+    )
 
 
 @pytest.mark.slow
-def test_a_document_on_a_chunk_is_what_it_is_alone(page):
+def test_a_document_on_a_chunk_border_equals_itself_alone(page):
     x_BxLxD = jax.random.normal(jax.random.key(6), (2, LENGTH, 64))
-    found = page["block"](x_BxLxD, page["segment_ids"])[0, CHUNK:46]
-    np.testing.assert_allclose(found, page["block"](x_BxLxD[:1, CHUNK:46])[0], atol=1e-5)
+    packed = page["block"](x_BxLxD, page["segment_ids"])[0, CHUNK:46]
+    np.testing.assert_allclose(packed, page["block"](x_BxLxD[:1, CHUNK:46])[0], atol=1e-5)
 
 
 @pytest.mark.slow
 def test_steps_equal_the_parallel_form(page):
     parallel_BxLxD = page["block"].mixer(page["x_BxLxD"])
     stepped_BxLxD = jnp.concatenate([page["prompt_BxLxD"], jnp.stack(page["steps"], axis=1)], axis=1)
-    assert np.abs(parallel_BxLxD).max() > 0.01  # else anything would be near to it
+    assert np.abs(parallel_BxLxD).max() > 0.01  # else the comparison would be trivial
     np.testing.assert_allclose(stepped_BxLxD, parallel_BxLxD, atol=1e-5)
     assert page["state"].positions_B.tolist() == [LENGTH] * 2
 
 
 @pytest.mark.slow
-def test_rows_of_different_lengths(page):
-    """Each row goes on from where it stands."""
+def test_prompts_of_different_lengths(page):
+    """Each sequence continues from its position."""
     x_BxLxD, mixer = page["x_BxLxD"], page["block"].mixer
     lengths_B = jnp.array([13, 21])
     _, state = mixer.prefill(x_BxLxD[:, :21], mixer.init_state(2), lengths_B)
@@ -89,7 +91,7 @@ def test_rows_of_different_lengths(page):
 
 
 @pytest.mark.slow
-def test_it_learns_in_a_training_loop_of_its_user(page):
+def test_it_learns_in_a_custom_training_loop(page):
     block = page["Block"](64, rngs=nnx.Rngs(3))
     x_BxLxD = jax.random.normal(jax.random.key(7), (2, 2 * CHUNK, 64))
 
@@ -102,19 +104,19 @@ def test_it_learns_in_a_training_loop_of_its_user(page):
 
 def test_the_table_is_that_of_the_families():
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line[:3] == "| `"]
-    told = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
-    assert told.keys() == FAMILIES.keys()
-    for name, (_, _, positions, state) in told.items():
+    table = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert table.keys() == FAMILIES.keys()
+    for name, (_, _, positions, state) in table.items():
         sublayer = nnx.eval_shape(lambda name=name: flash_lm.build_mixer(name, rngs=nnx.Rngs(0))).sublayer
         assert ("rotary" in positions) == (sublayer.rotary_width is not None), name
         bias = getattr(sublayer.core, "bias", None)
         assert ("relative bias" in positions) == isinstance(bias, tuple(RELATIVE_BIASES.values())), name
-        held = "grows" if sublayer.state_grows else "constant"
-        assert state == ("none" if sublayer.undecodable else held), name
+        growth = "grows" if sublayer.state_grows else "constant"
+        assert state == ("none" if sublayer.undecodable else growth), name
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"chunks": {"sze": 4}}, "did you mean model.chunks.size"),
         ({"chunks": 4}, "chunks is a section of keys: give a dict, such as chunks={'global_attention': True}"),
@@ -122,18 +124,20 @@ def test_the_table_is_that_of_the_families():
         ({"family": "flush"}, "model.family=flush must be one of"),
     ],
 )
-def test_wrong_keys(keys, told):
-    with pytest.raises(InputError, match=told):
+def test_wrong_keys(keys, message):
+    with pytest.raises(InputError, match=message):
         flash_lm.build_mixer(**({"family": "flash", "rngs": nnx.Rngs(0)} | keys))
 
 
-def test_only_its_owner_knows_of_how_many_layers_it_is_one():
-    of = lambda **keys: flash_lm.build_mixer("transformer", model_dim=16, num_heads=2, rngs=nnx.Rngs(0), **keys)
-    first, smaller = (mixer.sublayer.output.kernel[...] for mixer in (of(), of(residual_init="depth", num_layers=8)))
+def test_residual_init_takes_the_number_of_layers_from_the_caller():
+    build = lambda **keys: flash_lm.build_mixer("transformer", model_dim=16, num_heads=2, rngs=nnx.Rngs(0), **keys)
+    first, smaller = (
+        mixer.sublayer.output.kernel[...] for mixer in (build(), build(residual_init="depth", num_layers=8))
+    )
     np.testing.assert_allclose(smaller, first / 4, rtol=1e-6)
 
 
-def test_what_cannot_be_decoded():
+def test_mixers_that_cannot_decode():
     with pytest.raises(ValueError, match="causal=False"):
         flash_lm.build_mixer("flash", model_dim=64, causal=False, max_length=64, rngs=nnx.Rngs(1)).init_state(1)
     with pytest.raises(ValueError, match="normalizer=length"):

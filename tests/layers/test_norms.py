@@ -15,7 +15,7 @@ WIDTH, EPSILON = 12, 1e-6
 
 
 def build(name, epsilon=EPSILON):
-    """A norm with parameters that are not its first ones, and those in float64."""
+    """Builds a norm with random parameters, and returns it with them in float64."""
     norm = NORMS[name](types.SimpleNamespace(model_dim=WIDTH, param_dtype="float32", norm_epsilon=epsilon))
     rng = np.random.default_rng(0)
     p = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), nnx.to_pure_dict(nnx.state(norm)))
@@ -26,7 +26,7 @@ def build(name, epsilon=EPSILON):
 @pytest.mark.parametrize(("size", "epsilon"), [(1e-5, EPSILON), (1, EPSILON), (30, EPSILON), (1e4, EPSILON), (1, 0.7)])
 @pytest.mark.parametrize("name", NORMS)
 def test_norm(name, size, epsilon):
-    """Also where ε shows."""
+    """Also for inputs so small that ε matters."""
     norm, p = build(name, epsilon)
     x = (np.random.default_rng(1).normal(size=(2, 3, WIDTH)) * size + 0.3 * size).astype(np.float32)
     for b in range(2):
@@ -36,7 +36,7 @@ def test_norm(name, size, epsilon):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_zeros_have_finite_gradients(name):
-    """A padded or dropped row is all zeros."""
+    """A padded or dropped token is all zeros."""
     norm, _ = build(name)
     grad = jax.grad(lambda x: norm(x).sum())(jnp.zeros((1, 2, WIDTH)))
     assert np.isfinite(grad).all()
@@ -44,9 +44,9 @@ def test_zeros_have_finite_gradients(name):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_bfloat16_is_normalised_in_float32(name):
-    """The rounding of the input and of the output, and none between."""
+    """Only the input and the output are rounded."""
     norm, _ = build(name)
     x = jnp.asarray(np.random.default_rng(2).normal(size=(1, 3, WIDTH)), jnp.bfloat16)
-    found = norm(x)
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(found, norm(x.astype(jnp.float32)).astype(jnp.bfloat16))
+    actual = norm(x)
+    assert actual.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(actual, norm(x.astype(jnp.float32)).astype(jnp.bfloat16))

@@ -1,4 +1,4 @@
-"""Each sublayer of the table by itself: its oracle at ordinary and at large inputs, bfloat16, long rows, no NaN."""
+"""Each sublayer alone: its oracle at usual and large inputs, its error in bfloat16, and long sequences."""
 
 import functools
 
@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models.cases import CASES, PACKED, assert_close, double, model_config, randomised, real, rows_of
+from models.cases import (
+    CASES,
+    PACKED,
+    assert_close,
+    draw_parameters,
+    model_config,
+    real_tokens,
+    standard_segment_ids,
+    to_float64,
+)
 from oracles import families as oracle_families
 from oracles.attention import Row
 from oracles.segments import offsets, visibility
@@ -31,15 +40,15 @@ class Sublayer:
         raw = model_config(family, causal, dtype=dtype, max_length=max_length)
         config = complete(parse_model(raw))
         self.settings = oracle_families.complete(raw.to_dict())
-        self.settings.number = 0  # of the layer
-        self.rows = rows_of(family)
+        self.settings.number = 0  # index of the layer
+        self.rows = standard_segment_ids(family)
         self._mix = oracle_families.FAMILIES[family].sublayers[which]
         abstract = nnx.eval_shape(lambda: FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0)))
         graph, state, self._constants = nnx.split(abstract, nnx.Param, ...)
-        if jax.tree.leaves(self._constants):  # untrained, but drawn
+        if jax.tree.leaves(self._constants):  # random constants that are not trained
             module = FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0))
             self._constants = nnx.split(module, nnx.Param, ...)[2]
-        self.params = randomised(nnx.to_pure_dict(state))
+        self.params = draw_parameters(nnx.to_pure_dict(state))
 
         def forward(params, x_BxLxD, segment_ids):
             copy = jax.tree.map(lambda leaf: leaf, state)
@@ -72,7 +81,7 @@ class Sublayer:
         return np.asarray(y), grads
 
     def oracle(self, x_BxLxD):
-        params = {"core": {}} | double(self.params, self._constants)
+        params = {"core": {}} | to_float64(self.params, self._constants)
         rows = []
         for b, ids in enumerate(self.rows.tolist()):
             row = Row(visibility(ids, self.settings.causal), offsets(ids))
@@ -86,25 +95,25 @@ def sublayer(family: str, causal: bool, which: int, dtype: str = "float32", max_
 
 
 def normal(length: int, batch: int = 2) -> np.ndarray:
-    """What a norm gives."""
+    """Normal inputs, as a norm outputs them."""
     return np.random.default_rng(4).normal(size=(batch, length, 32)).astype(np.float32)
 
 
 def distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Relative L2."""
+    """Relative L2 distance."""
     return float(np.linalg.norm(x - y) / np.linalg.norm(y))
 
 
 def rounding(family: str, x_xLxD: np.ndarray, y_xLxD: np.ndarray) -> float:
-    """The same, where rounding gives a few tokens near a border another hash without the tenth that moves most."""
-    if oracle_families.FAMILIES[family].hashes:
+    """Relative L2 distance; without the 10 % of tokens that differ most if rounding may change hashes."""
+    if oracle_families.FAMILIES[family].hashes_tokens:
         moved_xL = np.linalg.norm(x_xLxD - y_xLxD, axis=-1) / np.linalg.norm(y_xLxD, axis=-1)
         keep = moved_xL <= np.quantile(moved_xL, 0.9)
         x_xLxD, y_xLxD = x_xLxD[keep], y_xLxD[keep]
     return distance(x_xLxD, y_xLxD)
 
 
-# Each sublayer of the table once in each direction: (family, causal, place in the pattern).
+# Each sublayer of the table once per direction: (family, causal, index in the layer).
 UNIQUE = {
     (FAMILIES[f].sublayers[w], c): (f, c, w) for f, c in CASES for w in range(len(FAMILIES[f].sublayers))
 }.values()
@@ -113,9 +122,13 @@ MIXERS = [(f, c, w) for f, c, w in UNIQUE if FAMILIES[f].sublayers[w] not in (GL
 
 @pytest.mark.parametrize(("family", "causal", "which"), UNIQUE)
 def test_inputs_30_times_as_large(family, causal, which):
-    """Where the scores are 900 times as large, there are no NaNs, and still the oracle's values."""
-    one, x, keep = sublayer(family, causal, which), normal(PACKED.shape[1]) * 30, real(rows_of(family))
-    ill = ("causal" if causal else "bidirectional") in oracle_families.FAMILIES[family].ill
+    """With scores 900 times as large the outputs still equal the oracle's, and nothing is NaN."""
+    one, x, keep = (
+        sublayer(family, causal, which),
+        normal(PACKED.shape[1]) * 30,
+        real_tokens(standard_segment_ids(family)),
+    )
+    ill = ("causal" if causal else "bidirectional") in oracle_families.FAMILIES[family].ill_conditioned
     assert_close(one(x)[keep], one.oracle(x)[keep], 1e-4 if ill else 1e-5)
     y, grads = sublayer(family, causal, which, "bfloat16").gradients(x)
     assert np.isfinite(y).all()
@@ -124,8 +137,8 @@ def test_inputs_30_times_as_large(family, causal, which):
 
 @pytest.mark.parametrize(("family", "causal", "which"), UNIQUE)
 def test_bfloat16(family, causal, which):
-    """With the parameters that training starts from."""
-    x, keep = normal(PACKED.shape[1]), real(rows_of(family))
+    """With initial parameters, the error in bfloat16 is that of its rounding."""
+    x, keep = normal(PACKED.shape[1]), real_tokens(standard_segment_ids(family))
     for init in ("normal", "lecun"):
         config = complete(parse_model(model_config(family, causal, init=init)))
         module = FAMILIES[family].sublayers[which](config, rngs=nnx.Rngs(0))
@@ -136,8 +149,8 @@ def test_bfloat16(family, causal, which):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "causal", "which"), MIXERS)
-def test_long_rows(family, causal, which):
-    """8192 tokens: finite values and gradients in both dtypes, which stay as near as they are in short rows."""
+def test_long_sequences(family, causal, which):
+    """8192 tokens: values and gradients are finite in both dtypes, and differ no more than in short sequences."""
     x, segment_ids = normal(8192, batch=1), np.ones((1, 8192), np.int32)
     y, grads = sublayer(family, causal, which, "float32", 8192).gradients(x, segment_ids)
     rounded, rounded_grads = sublayer(family, causal, which, "bfloat16", 8192).gradients(x, segment_ids)

@@ -1,6 +1,6 @@
-"""The matrix of the model tests: every family of the table, causal and bidirectional, in one small shape.
+"""The matrix of the model tests: every family, causal and bidirectional, in one small shape.
 
-Models and their jitted functions are kept for the session, so that each is compiled once for all the tests that use it.
+Models and their jitted functions are cached for the session, so each is compiled once for all tests.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ SHAPE = {
     "max_length": 32,
     "vocab_size": 61,
     "init": "lecun",
-    "tie_embeddings": False,  # so that the gradient of an embedding is that of an input alone
+    "tie_embeddings": False,  # so the gradient of an embedding is that of an input only
 }
 for _name, _row in oracle_families.FAMILIES.items():
     assert all(SHAPE.get(key, value) == value for key, value in _row.small.items()), f"{_name}: another family's key"
@@ -35,41 +35,41 @@ for _name, _row in oracle_families.FAMILIES.items():
 
 FORMS = {"causal": True, "bidirectional": False}
 CASES = [(family, causal) for family, row in FAMILIES.items() for form, causal in FORMS.items() if form in row.serves]
-# The form in which a test that needs only one takes a family.
+# The form of each family in tests that need only one.
 FORM = {family: "causal" in row.serves for family, row in FAMILIES.items()}
 CAUSAL = [family for family, causal in FORM.items() if causal]
 CASE_IDS = [f"{family}-{'causal' if causal else 'bidirectional'}" for family, causal in CASES]
 
-# Documents across chunk borders and inside a chunk, padding between them and at the end, an id that comes again.
+# Documents across chunk borders and inside a chunk, padding between them and at the end, a repeated id.
 PACKED = np.array([[5] * 10 + [0] * 3 + [5] * 9 + [2] * 4 + [0] * 3, [1] * 17 + [3] * 12], np.int32)
-# One document a row, for families that cannot separate several.
+# One document per sequence, for families that do not support packing.
 PADDED = np.array([[5] * 22 + [0] * 7, [1] * 29], np.int32)
 # Documents that start on chunk borders.
 ALIGNED = np.array([[1] * 8 + [2] * 13 + [0] * 3 + [3] * 5, [4] * 21 + [0] * 3 + [4] * 5], np.int32)
 
 
-def rows_of(family: str) -> np.ndarray:
-    """Segment ids of the standard batch."""
+def standard_segment_ids(family: str) -> np.ndarray:
+    """Segment ids of the standard batch: packed if the family supports it, else padded."""
     return PACKED if "packed" in FAMILIES[family].serves else PADDED
 
 
 def tokens() -> np.ndarray:
-    """B×L ids, no two the same: the gradient of each embedding is that of one token's input."""
+    """Token ids, B×L, all different, so the gradient of an embedding is that of one input."""
     return np.random.default_rng(0).permutation(SHAPE["vocab_size"])[: BATCH * LENGTH].reshape(BATCH, LENGTH)
 
 
 def targets() -> np.ndarray:
-    """B×L ids."""
+    """Target ids, B×L."""
     return np.random.default_rng(1).integers(SHAPE["vocab_size"], size=(BATCH, LENGTH))
 
 
-def real(segment_ids: np.ndarray | None) -> np.ndarray:
-    """B×L: where a token is no padding."""
+def real_tokens(segment_ids: np.ndarray | None) -> np.ndarray:
+    """Mask of the tokens that are not padding, B×L."""
     return np.ones((BATCH, LENGTH), bool) if segment_ids is None else segment_ids > 0
 
 
-def randomised(shapes: dict, seed: int = 0) -> dict:
-    """Float32 parameters of order 1 in all places, so that no scale of 1, no offset of 0, no small bias hides a term.
+def draw_parameters(shapes: dict, seed: int = 0) -> dict:
+    """Draws float32 parameters of order 1, so that no scale of 1, offset of 0 or small bias hides a term.
 
     A parameter's values depend on its path and shape alone, so models of the same shape share them.
     """
@@ -91,14 +91,14 @@ def randomised(shapes: dict, seed: int = 0) -> dict:
 
 
 def model_config(family: str, causal: bool, **overrides):
-    """A ConfigDict of the small shape."""
+    """Model section of the config in the small shape."""
     config = get_config().model
     config.update_from_flattened_dict({**SHAPE, "family": family, "causal": causal, **overrides})
     return config
 
 
 class Case:
-    """One model: its parameters as a nested dict, its jitted functions and its oracle."""
+    """One model with its parameters as a nested dict, its jitted functions and its oracle."""
 
     def __init__(self, family: str, causal: bool, overrides: dict):
         config = model_config(family, causal, **overrides)
@@ -108,7 +108,7 @@ class Case:
         self._graph, self._state, self._constants = nnx.split(abstract, nnx.Param, ...)
         if jax.tree.leaves(self._constants):  # untrained constants need their values
             self._constants = jax.jit(lambda: nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)[2])()
-        self.params = randomised(nnx.to_pure_dict(self._state))
+        self.params = draw_parameters(nnx.to_pure_dict(self._state))
         self.config = abstract.config
         self.logits = jax.jit(lambda params, *args: self.model(params)(*args))
         self.prefill = jax.jit(lambda params, *args: self.model(params).prefill(*args))
@@ -116,19 +116,19 @@ class Case:
         self.loss_and_grads = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
 
     def model(self, params: dict):
-        """The module with these parameters."""
+        """Builds the module with these parameters."""
         state = jax.tree.map(lambda leaf: leaf, self._state)
         nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, params))
         return nnx.merge(self._graph, state, self._constants)
 
     def init_state(self, batch: int = BATCH, capacity: int | None = None):
-        """A decode state."""
+        """Returns a new decode state."""
         return self.model(self.params).init_state(batch, capacity)
 
     def run(self, segment_ids: np.ndarray | None, inputs=None, weights=None, targets_=None):
-        """Logits, loss, and gradients of the standard batch, or of one that differs as the arguments say."""
+        """Computes logits, loss and gradients of the standard batch; arguments replace parts of it."""
         inputs = tokens() if inputs is None else inputs
-        weights = real(segment_ids).astype(np.float32) if weights is None else weights.astype(np.float32)
+        weights = real_tokens(segment_ids).astype(np.float32) if weights is None else weights.astype(np.float32)
         targets_ = targets() if targets_ is None else targets_
         (loss, logits), grads = self.loss_and_grads(self.params, inputs, targets_, weights, segment_ids)
         return np.asarray(logits), float(loss), jax.tree.map(np.asarray, grads)
@@ -136,33 +136,33 @@ class Case:
     def oracle(
         self, segment_ids: np.ndarray | None, inputs=None, params=None, positions=None, visit=None, prefix=None
     ) -> np.ndarray:
-        """Logits in float64."""
-        params = double(self.params if params is None else params, self._constants)
+        """Computes the oracle's logits in float64."""
+        params = to_float64(self.params if params is None else params, self._constants)
         inputs = tokens() if inputs is None else inputs
         return language_model(params, self.settings, inputs, segment_ids, positions, visit, prefix)
 
     def influence(self, segment_ids: np.ndarray | None) -> np.ndarray:
-        """B×L×L: size of the derivative of the loss of token t by the embedded input u."""
-        by_token = []
+        """Size of the derivative of the loss of token t by the embedding of token u, B×L×L."""
+        rows = []
         for t in range(LENGTH):
             weights = np.zeros((BATCH, LENGTH))
             weights[:, t] = 1
             _, _, grads = self.run(segment_ids, weights=weights)
-            by_token.append(np.abs(grads["embedding"]).sum(axis=-1)[tokens()])
-        return np.stack(by_token, axis=1)
+            rows.append(np.abs(grads["embedding"]).sum(axis=-1)[tokens()])
+        return np.stack(rows, axis=1)
 
     def _loss(self, params, inputs, targets_, weights, segment_ids):
         logits = self.model(params)(inputs, segment_ids)
         return (weights * optax.softmax_cross_entropy_with_integer_labels(logits, targets_)).sum(), logits
 
 
-def double(params: dict, constants: nnx.State) -> dict:
-    """Parameters and untrained constants in one nested dict of float64 arrays."""
+def to_float64(params: dict, constants: nnx.State) -> dict:
+    """Merges parameters and untrained constants into one nested dict of float64 arrays."""
 
-    def joined(a: dict, b: dict) -> dict:
-        return a | {name: joined(a.get(name, {}), x) if isinstance(x, dict) else x for name, x in b.items()}
+    def merge(a: dict, b: dict) -> dict:
+        return a | {name: merge(a.get(name, {}), x) if isinstance(x, dict) else x for name, x in b.items()}
 
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), joined(params, nnx.to_pure_dict(constants)))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), merge(params, nnx.to_pure_dict(constants)))
 
 
 @functools.cache
@@ -171,30 +171,30 @@ def _case(family: str, causal: bool, overrides: tuple) -> Case:
 
 
 def case(family: str, causal: bool, **overrides) -> Case:
-    """The case of this session."""
+    """Returns the session's cached case."""
     return _case(family, causal, tuple(sorted(overrides.items())))
 
 
 @functools.cache
 def standard(family: str, causal: bool):
-    """Logits, loss and gradients of the standard batch, packed if the family can; computed once."""
-    return case(family, causal).run(rows_of(family))
+    """Logits, loss and gradients of the standard batch; computed once."""
+    return case(family, causal).run(standard_segment_ids(family))
 
 
 def assert_close(actual, expected, rtol: float, what: str = "") -> None:
-    """Within rtol of the largest expected entry: what matters is an error that can be seen beside the signal."""
+    """Checks that errors are within rtol of the largest expected entry, the scale of the signal."""
     expected = np.asarray(expected, np.float64)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max(), err_msg=what)
 
 
-# How many times as large as the sum are the terms of a gradient that is one sum over all tokens and channels: measured
-# with FLASH on the standard batch, by giving each term a scale of its own (1505.5 to 2.956). Rounding is relative to
-# the terms, and differs between processors.
+# Ratio of the terms to their sum for a gradient that is one sum over all tokens and channels. It was measured with
+# FLASH on the standard batch, with a separate scale per term (1505.5 to 2.956). Rounding is relative to the terms, and
+# differs between processors.
 CANCELLING = {"['positions']['scale']": 509}
 
 
 def assert_trees_close(actual: dict, expected: dict, rtol: float) -> None:
-    """`assert_close` for each parameter, or within half a unit of float32 of the terms of a sum that cancels."""
+    """Applies `assert_close` to each parameter; sums that cancel may differ by half a float32 unit of their terms."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for (path, a), e in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         name = jax.tree_util.keystr(path)
@@ -202,10 +202,10 @@ def assert_trees_close(actual: dict, expected: dict, rtol: float) -> None:
 
 
 def state_bytes(state) -> int:
-    """Bytes of all arrays of a decode state; takes shapes too."""
+    """Size of a decode state in bytes; accepts shapes, too."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
-def at(state, positions: np.ndarray):
-    """The state as if its rows had consumed so many tokens."""
+def set_positions(state, positions: np.ndarray):
+    """Returns the state as if its sequences had consumed this many tokens."""
     return dataclasses.replace(state, positions_B=jnp.asarray(positions, jnp.int32))

@@ -1,4 +1,4 @@
-"""Adaptive Span: its limits, the blocks that it visits, its ring, others' mistakes; training is in test_step.py."""
+"""Adaptive Span: limits, visited blocks, ring buffer, bugs of other code; training is tested in test_step.py."""
 
 import jax
 import jax.numpy as jnp
@@ -10,34 +10,34 @@ from flash_lm.ops import banded_softmax, blocked_attention
 from flash_lm.ops.adaptive_span import log_mask, reach
 from flash_lm.ops.segments import whole_row
 from flash_lm.ops.visibility import document_key_span
-from models.cases import PACKED, SHAPE, Case, assert_close, assert_trees_close, case, real, tokens
+from models.cases import PACKED, SHAPE, Case, assert_close, assert_trees_close, case, real_tokens, tokens
 
 ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 
 
-def with_share(model: Case, share: float) -> dict:
-    """The parameters, with all spans at this share of the limit."""
+def set_share(model: Case, share: float) -> dict:
+    """Returns the parameters with all spans at this share of the limit."""
     attention = model.params["layers"]["sublayer_0"]
     core = {"share": np.full_like(attention["core"]["share"], share)}
     return model.params | {"layers": model.params["layers"] | {"sublayer_0": attention | {"core": core}}}
 
 
 @ways
-def test_spans_at_their_limit_are_longformers_window(causal):
+def test_spans_at_their_limit_equal_longformers_window(causal):
     model = case("adaptive_span", causal)
     fixed = {"window.size": SHAPE["span.limit"], "window.growth": 1.0, "window.dilations": (1,)}
-    longest = model.logits(with_share(model, 1.0), tokens(), PACKED)
+    longest = model.logits(set_share(model, 1.0), tokens(), PACKED)
     attention = {name: p for name, p in model.params["layers"]["sublayer_0"].items() if name != "core"}
     params = model.params | {"layers": model.params["layers"] | {"sublayer_0": attention}}
     window = case("longformer", causal, **fixed).logits(params, tokens(), PACKED)
-    keep = real(PACKED)
+    keep = real_tokens(PACKED)
     assert_close(np.asarray(longest)[keep], np.asarray(window)[keep], 1e-5)
 
 
 @pytest.mark.parametrize("most", [0, blocked_attention._MOST_BIASES], ids=["bias-by-token", "bias-by-block"])
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
-def test_blocks_are_the_plain_form(causal, most, monkeypatch):
-    """Whether the biases of all pairs of blocks are made beforehand, or those of each when it is needed."""
+def test_blocks_equal_the_plain_form(causal, most, monkeypatch):
+    """With the biases of all pairs of blocks computed in advance, or each when it is needed."""
     monkeypatch.setattr(blocked_attention, "_MOST_BIASES", most)
     _, loss, grads = case("adaptive_span", causal).run(PACKED)
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
@@ -48,7 +48,7 @@ def test_blocks_are_the_plain_form(causal, most, monkeypatch):
 
 
 def test_blocks_beyond_the_largest_span_are_not_visited(monkeypatch):
-    """What stands there does not even enter a product: it is not a number. The span is a traced number."""
+    """Values of NaN in skipped blocks have no effect. The span is a traced number."""
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
     q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 2, 64, 4))
     v = v.at[:, :, :16].set(jnp.nan)
@@ -60,44 +60,44 @@ def test_blocks_beyond_the_largest_span_are_not_visited(monkeypatch):
         return banded_softmax.banded_softmax(q, k, v, key_span, scale=0.5, window=8, bias=bias).out_BxHxLxE
 
     out = attend(jnp.array([3.0, 11.5]))
-    assert np.isfinite(out[:, :, 32:]).all()  # 15.5 places back from 32 are in the third block
+    assert np.isfinite(out[:, :, 32:]).all()  # 15.5 positions before 32 is in the third block
     assert np.isnan(attend(jnp.array([3.0, 14.0]))[:, 1, 32:40]).any()
 
 
 def test_a_token_always_sees_itself():
-    """The authors' attention leaves the current token out; with no span and the shortest ramp it is all there is."""
+    """The authors' attention omits the current token; with span 0 and ramp 1 it is the only visible one."""
     np.testing.assert_array_equal(np.exp(log_mask(jnp.zeros(1), jnp.arange(-2, 3), 1)), [[0, 0, 1, 0, 0]])
     assert reach(jnp.zeros(1), 1) == 1
 
 
 @pytest.mark.parametrize("span", [0.0, 2.0, 2.5, 1.9999999, 12.0])
 def test_gradients_of_weights_are_finite(span):
-    """Where m reaches zero its logarithm has no derivative, but the weight m eˢ has: that of the form without logs."""
+    """At m = 0 log m has no derivative, but the weight m eˢ has one: that of the form without logs."""
     scores, distance = jnp.linspace(-2, 2, 8), jnp.arange(-7, 1)
 
-    def by_logs(span):
+    def by_log_mask(span):
         return jax.nn.softmax(scores + log_mask(span[None], distance, 3)[0]) @ jnp.arange(8.0)
 
     def directly(span):
         mask = jnp.clip((3 + span - jnp.abs(distance).astype(jnp.float32)) / 3, 0, 1)
         return (mask * jnp.exp(scores)) @ jnp.arange(8.0) / (mask * jnp.exp(scores)).sum()
 
-    found = jax.grad(by_logs)(jnp.float32(span))
-    assert np.isfinite(found)
+    gradient = jax.grad(by_log_mask)(jnp.float32(span))
+    assert np.isfinite(gradient)
     if abs(span - round(span)) > 0.1:  # elsewhere the mask has a corner
-        np.testing.assert_allclose(found, jax.grad(directly)(jnp.float32(span)), rtol=1e-5)
+        np.testing.assert_allclose(gradient, jax.grad(directly)(jnp.float32(span)), rtol=1e-5)
 
 
 def test_the_ring_is_as_long_as_the_limit():
-    """And no longer, whatever the capacity and the spans."""
+    """Independent of the capacity and the spans."""
     ring = jax.eval_shape(lambda: case("adaptive_span", True).init_state(2, 1000)).layers[0]
-    assert ring.key_BxHxRxK.shape == (2, 2, 2, SHAPE["span.limit"], 16)  # layers, rows, heads, R, K
+    assert ring.key_BxHxRxK.shape == (2, 2, 2, SHAPE["span.limit"], 16)  # layers, batch, heads, R, K
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [({"span.init": 13.0}, "at most model.span.limit=12"), ({"span.ramp": 0}, "model.span.ramp=0")],
 )
-def test_keys_that_do_not_go_together(keys, message):
+def test_incompatible_keys(keys, message):
     with pytest.raises(InputError, match=message):
         Case("adaptive_span", True, keys)

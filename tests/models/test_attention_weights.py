@@ -1,4 +1,4 @@
-"""The look inside: maps times values are what the sublayer computes, and each map is what its definition says."""
+"""Attention weights: maps times values equal the sublayer's output, and each map follows its definition."""
 
 import dataclasses
 
@@ -18,18 +18,18 @@ pytestmark = pytest.mark.representatives("transformer", "flash")
 
 
 def maps(family: str, causal: bool | None = None, segment_ids=None, **overrides):
-    model, found = case(family, FORM[family] if causal is None else causal, **overrides), []
+    model, parts = case(family, FORM[family] if causal is None else causal, **overrides), []
 
     def arrays(params):
-        found[:] = attention_weights(model.model(params), jnp.asarray(tokens()), segment_ids)
-        return [one.weights_BxHxLxL for one in found]
+        parts[:] = attention_weights(model.model(params), jnp.asarray(tokens()), segment_ids)
+        return [one.weights_BxHxLxL for one in parts]
 
-    made = jax.jit(arrays)(model.params)
-    return model, [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(found, made, strict=True)]
+    weights = jax.jit(arrays)(model.params)
+    return model, [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(parts, weights, strict=True)]
 
 
 def first_mixer(model, segment_ids=None):
-    """The mixer of the first layer, what goes into it, and its context."""
+    """Returns the mixer of the first layer, its input, and its context."""
     bound = model.model(model.params)
     x, context = bound.embed(ModelInputs(jnp.asarray(tokens()), segment_ids))
     *before, mixer = bound.unstacked_blocks()[0].residuals()[: FAMILIES[model.family].mixer + 1]
@@ -39,61 +39,61 @@ def first_mixer(model, segment_ids=None):
 
 
 @pytest.mark.parametrize("family", CAUSAL)
-def test_nothing_that_is_not_seen_has_weight(family):
-    """Neither a later token nor one of another document."""
-    _, found = maps(family, segment_ids=PACKED)
-    seen = (PACKED[:, :, None] == PACKED[:, None]) & np.tri(LENGTH, dtype=bool) & (PACKED > 0)[:, None]
-    seen[0, :10, 13:22] = seen[0, 13:22, :10] = False  # a name that comes again is another document
-    for one in found:
+def test_invisible_tokens_have_no_weight(family):
+    """Neither later tokens nor those of another document have weight."""
+    _, parts = maps(family, segment_ids=PACKED)
+    visible = (PACKED[:, :, None] == PACKED[:, None]) & np.tri(LENGTH, dtype=bool) & (PACKED > 0)[:, None]
+    visible[0, :10, 13:22] = visible[0, 13:22, :10] = False  # a repeated id is another document
+    for one in parts:
         weights = np.asarray(one.weights_BxHxLxL)
-        unseen = np.broadcast_to(~seen[:, None] & (PACKED > 0)[:, None, :, None], weights.shape)
-        assert not (np.abs(weights) > 1e-6)[unseen].any()
+        invisible = np.broadcast_to(~visible[:, None] & (PACKED > 0)[:, None, :, None], weights.shape)
+        assert not (np.abs(weights) > 1e-6)[invisible].any()
         assert np.abs(weights).max() > 1e-3
-    assert {one.layer for one in found} == {0, 1}
+    assert {one.layer for one in parts} == {0, 1}
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if ROWS[name].by_pairs])
 def test_weights_times_values_are_the_output(family):
-    model, found = maps(family)
+    model, parts = maps(family)
     sublayer, x, context = first_mixer(model)
     pairs, v, _ = sublayer.project(x, context)
-    whole = sum(one.weights_BxHxLxL for one in found if (one.layer, one.sublayer) == (0, FAMILIES[family].mixer))
-    assert_close(jnp.einsum("bhtu,bhue->bhte", whole, v), sublayer.core(pairs, v, context), 1e-5)
+    total = sum(one.weights_BxHxLxL for one in parts if (one.layer, one.sublayer) == (0, FAMILIES[family].mixer))
+    assert_close(jnp.einsum("bhtu,bhue->bhte", total, v), sublayer.core(pairs, v, context), 1e-5)
 
 
 def test_softmax_weights_by_definition():
-    model, found = maps("transformer")
+    model, parts = maps("transformer")
     sublayer, x, context = first_mixer(model)
     q, k = sublayer.project(x, context).by["attention"]
     scores = np.einsum("bhtd,bhud->bhtu", *(np.asarray(one, np.float64) for one in (q, k))) / np.sqrt(q.shape[-1])
     scores = np.where(np.tri(LENGTH, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    assert_close(found[0].weights_BxHxLxL, weights / weights.sum(axis=-1, keepdims=True), 1e-5)
+    assert_close(parts[0].weights_BxHxLxL, weights / weights.sum(axis=-1, keepdims=True), 1e-5)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_parts_of_mixed_chunks(causal):
-    """The local part stays in its chunk; the causal global one is of earlier chunks, the other of all."""
-    _, found = maps("flash", causal)
+    """The local part stays in its chunk; the global part covers earlier chunks if causal, else all."""
+    _, parts = maps("flash", causal)
     chunk = np.arange(LENGTH) // 8
-    global_, local = (np.abs(np.asarray(one.weights_BxHxLxL)) > 1e-6 for one in found[:2])
-    assert [one.term for one in found[:4]] == ["global", "local"] * 2
-    assert [(one.layer, one.sublayer) for one in found[::2]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    global_, local = (np.abs(np.asarray(one.weights_BxHxLxL)) > 1e-6 for one in parts[:2])
+    assert [one.term for one in parts[:4]] == ["global", "local"] * 2
+    assert [(one.layer, one.sublayer) for one in parts[::2]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert local.any() and not local[..., chunk[:, None] != chunk[None]].any()
     reached = global_.any(axis=(0, 1))
     assert (reached == (chunk[:, None] > chunk[None] if causal else np.ones_like(reached))).all()
 
 
 def test_one_part_alone():
-    _, found = maps("flash", **{"chunks.global_attention": False})
-    assert {one.term for one in found} == {"local"}
+    _, parts = maps("flash", **{"chunks.global_attention": False})
+    assert {one.term for one in parts} == {"local"}
 
 
 @pytest.mark.parametrize("family", ["aft_full", "aft_local", "aft_conv", "aft_simple"])
-def test_of_aft(family):
-    """Weights sum to one. exp(w) is that of the definition, one beyond the window, and there is none without a w."""
-    model, found = maps(family)
-    by_part = {one.term: np.asarray(one.weights_BxHxLxL) for one in found if one.layer == 0}
+def test_weights_of_aft(family):
+    """Weights sum to one. exp(w) follows the definition, is one beyond the window, and absent in AFT-simple."""
+    model, parts = maps(family)
+    by_part = {one.term: np.asarray(one.weights_BxHxLxL) for one in parts if one.layer == 0}
     np.testing.assert_allclose(by_part["attention"].sum(axis=-1), 1, rtol=1e-5)
     assert ("exp(w)" in by_part) == (family != "aft_simple")
     if family == "aft_simple":
@@ -112,13 +112,13 @@ def test_of_aft(family):
     np.testing.assert_allclose(by_part["exp(w)"][0], expected, rtol=1e-4)
 
 
-def test_layers_of_a_pattern_are_counted_on():
-    _, found = maps("flash", pattern=("flash", "transformer_plus_plus"), num_layers=4)
-    assert [(one.layer, one.sublayer, one.term) for one in found[:5]] == [
+def test_layers_of_a_pattern_are_numbered_consecutively():
+    _, parts = maps("flash", pattern=("flash", "transformer_plus_plus"), num_layers=4)
+    assert [(one.layer, one.sublayer, one.term) for one in parts[:5]] == [
         (0, 0, "global"),
         (0, 0, "local"),
         (0, 1, "global"),
         (0, 1, "local"),
         (1, 0, "attention"),
     ]
-    assert found[-1].layer == 3 and {one.weights_BxHxLxL.shape[0] for one in found} == {2}
+    assert parts[-1].layer == 3 and {one.weights_BxHxLxL.shape[0] for one in parts} == {2}

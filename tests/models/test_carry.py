@@ -1,4 +1,4 @@
-"""A state that is carried from row to row: rows that continue are the whole row, forward and backward."""
+"""State carried between batches: a sequence in several rows equals the full sequence, forward and backward."""
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,9 @@ from models.cases import (
 )
 
 RTOL = 1e-5
-# Positions of their own that end are refused.
-CARRIED = [name for name, row in oracle_families.FAMILIES.items() if row.constant_state and not row.ends]
-LENGTHS = np.array([[13, 8], [16, 5]])  # of two rows in a batch of two, padded to 16
+# Families that limit the length themselves cannot be carried.
+CARRIED = [name for name, row in oracle_families.FAMILIES.items() if row.constant_state and not row.limits_length]
+LENGTHS = np.array([[13, 8], [16, 5]])  # two rows per sequence, in a batch of two, padded to 16
 
 
 def carried_case(family: str):
@@ -37,41 +37,41 @@ def loss(logits, targets_, weights) -> jax.Array:
     return (weights * optax.softmax_cross_entropy_with_integer_labels(logits, targets_)).sum()
 
 
-def in_rows(x: np.ndarray) -> list[np.ndarray]:
-    """What two batches of rows of 16 hold of it, then garbage."""
-    starts, found = np.zeros(BATCH, int), []
+def split_into_rows(x: np.ndarray) -> list[np.ndarray]:
+    """Splits the sequences into two batches of length 16, padded with garbage."""
+    starts, rows = np.zeros(BATCH, int), []
     for lengths in LENGTHS:
         row = np.random.default_rng(5).integers(61, size=(BATCH, 16))
         for b in range(BATCH):
             row[b, : lengths[b]] = x[b, starts[b] : starts[b] + lengths[b]]
-        found.append(row)
+        rows.append(row)
         starts = starts + lengths
-    return found
+    return rows
 
 
 @pytest.mark.representatives("flash")
 @pytest.mark.parametrize("family", CARRIED)
-def test_rows_that_continue_are_the_whole_row(family):
-    """Logits, loss, and its gradient where it also flows through the state, from any place in a chunk."""
+def test_rows_that_continue_equal_the_full_sequence(family):
+    """Logits, loss, and gradients, which also flow through the state; rows may end anywhere in a chunk."""
     model, ends = carried_case(family), LENGTHS.sum(axis=0)
-    whole_weights = (np.arange(LENGTH)[None] < ends[:, None]).astype(np.float32)
+    weights = (np.arange(LENGTH)[None] < ends[:, None]).astype(np.float32)
 
-    def whole(params):
+    def full_sequence(params):
         logits = model.model(params)(tokens())
-        return loss(logits, targets(), whole_weights), logits
+        return loss(logits, targets(), weights), logits
 
-    def carried(params):
-        bound, total, found = model.model(params), 0.0, []
+    def carried_loss(params):
+        bound, total, row_logits = model.model(params), 0.0, []
         state, begins = bound.init_state(BATCH), jnp.ones(BATCH, bool)
-        for inputs, wanted, lengths in zip(in_rows(tokens()), in_rows(targets()), LENGTHS, strict=True):
+        for inputs, wanted, lengths in zip(split_into_rows(tokens()), split_into_rows(targets()), LENGTHS, strict=True):
             features, state = bound.carry(inputs, state, jnp.asarray(lengths), begins)
             logits, begins = bound.logits(features), jnp.zeros(BATCH, bool)
             total += loss(logits, wanted, (np.arange(16)[None] < lengths[:, None]).astype(np.float32))
-            found.append(logits)
-        return total, (found, state.positions_B)
+            row_logits.append(logits)
+        return total, (row_logits, state.positions_B)
 
-    (expected, logits), expected_grads = jax.jit(jax.value_and_grad(whole, has_aux=True))(model.params)
-    (total, (rows, positions)), grads = jax.jit(jax.value_and_grad(carried, has_aux=True))(model.params)
+    (expected, logits), expected_grads = jax.jit(jax.value_and_grad(full_sequence, has_aux=True))(model.params)
+    (total, (rows, positions)), grads = jax.jit(jax.value_and_grad(carried_loss, has_aux=True))(model.params)
     np.testing.assert_array_equal(positions, ends)
     for b in range(BATCH):
         joined = np.concatenate([row[b, : lengths[b]] for row, lengths in zip(rows, LENGTHS, strict=True)])
@@ -80,26 +80,26 @@ def test_rows_that_continue_are_the_whole_row(family):
     assert_trees_close(jax.tree.map(np.asarray, grads), jax.tree.map(np.asarray, expected_grads), 2e-5)
 
 
-def test_a_memory_without_derivative_in_rows_that_continue():
-    """From an empty state the gradients of Transformer-XL's default are those of the parallel form."""
+def test_memory_without_gradient_when_carried():
+    """From an empty state Transformer-XL's default has the gradients of the parallel form."""
     model, weights = case("transformer_xl", True, **{"xl.memory_gradient": False}), np.ones((BATCH, LENGTH), np.float32)
 
-    def carried(params):
+    def carried_loss(params):
         bound = model.model(params)
         lengths, begins = jnp.full(BATCH, LENGTH), jnp.ones(BATCH, bool)
         features, _ = bound.carry(tokens(), bound.init_state(BATCH), lengths, begins)
         return loss(bound.logits(features), targets(), weights)
 
     expected, through = model.run(None)[2], case("transformer_xl", True).run(None)[2]
-    found = jax.tree.map(np.asarray, jax.jit(jax.grad(carried))(model.params))
-    assert_trees_close(found, expected, RTOL)
+    actual = jax.tree.map(np.asarray, jax.jit(jax.grad(carried_loss))(model.params))
+    assert_trees_close(actual, expected, RTOL)
     differs = jax.tree.map(lambda a, b: np.abs(a - b).max() > 1e-3 * np.abs(b).max(), expected, through)
     assert all(jax.tree.leaves(differs["layers"]["sublayer_0"]["key"])), "the memory has no part in this"
 
 
 @pytest.mark.parametrize("family", ["flash", "performer", "transformer_xl"])
-def test_a_row_that_begins_forgets(family):
-    """Up to rounding, whatever was before; the row beside it goes on."""
+def test_a_new_sequence_resets_the_state(family):
+    """A new sequence ignores the earlier state, up to rounding; the other sequence of the batch continues."""
     model = carried_case(family)
     carry = jax.jit(lambda params, *args: model.model(params).carry(*args))
     lengths = jnp.full(BATCH, 16)
@@ -114,16 +114,16 @@ def test_a_row_that_begins_forgets(family):
 
 @pytest.mark.parametrize("family", ["flash", "mega"])
 def test_dropout_is_that_of_the_parallel_form(family):
-    """From an empty state, with the same key."""
+    """From an empty state, with the same random key."""
     model, key = case(family, True, dropout=0.3), jax.random.key(3)
     expected = jax.jit(lambda params: model.model(params).features(ModelInputs(tokens()), key))(model.params)
 
-    def carried(params):
+    def carried_features(params):
         bound = model.model(params)
         begins = jnp.ones(BATCH, bool)
         return bound.carry(tokens(), bound.init_state(BATCH), jnp.full(BATCH, LENGTH), begins, key)[0]
 
-    assert_close(np.asarray(jax.jit(carried)(model.params)), np.asarray(expected), RTOL)
+    assert_close(np.asarray(jax.jit(carried_features)(model.params)), np.asarray(expected), RTOL)
 
 
 def test_states_are_cut_as_microbatches_are():
@@ -148,7 +148,7 @@ def test_states_are_cut_as_microbatches_are():
         ("flash", {"causal": False}, "causal"),
     ],
 )
-def test_what_cannot_be_carried_is_refused_in_words(family, keys, message):
+def test_models_that_cannot_be_carried_raise_errors(family, keys, message):
     config = model_config(family, **{"causal": True, **keys})
     model = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
     with pytest.raises(InputError, match=message):

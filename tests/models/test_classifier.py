@@ -1,4 +1,4 @@
-"""The head of classification: what a row's vector is, and that padding and its neighbours do not change it."""
+"""Classification head: pooling, logits, loss, and independence of padding and other sequences."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from models.cases import assert_close, model_config
 CLASSES = 3
 
 
-def model_of(pool="mean", family="transformer_plus_plus", causal=False):
+def build_classifier(pool="mean", family="transformer_plus_plus", causal=False):
     keys = {"head": "classes", "classes.count": CLASSES, "classes.pool": pool}
     return build_model(model_config(family, causal, **keys), rngs=nnx.Rngs(0))
 
@@ -34,27 +34,27 @@ def test_pools_against_loops():
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_logits_are_of_the_row_and_padding_is_invisible(pool):
-    model, inputs = model_of(pool), jnp.int32([[1, 5, 6, 7, 0, 0], [1, 9, 8, 7, 6, 5]])
+def test_one_vector_of_logits_per_sequence_and_padding_is_invisible(pool):
+    model, inputs = build_classifier(pool), jnp.int32([[1, 5, 6, 7, 0, 0], [1, 9, 8, 7, 6, 5]])
     segments = jnp.int32([[1, 1, 1, 1, 0, 0], [1] * 6])
-    found = model(inputs, segments)
-    assert found.shape == (2, 1, CLASSES) and found.dtype == jnp.float32
+    logits = model(inputs, segments)
+    assert logits.shape == (2, 1, CLASSES) and logits.dtype == jnp.float32
     other = model(inputs.at[0, 4:].set(11), segments)
-    assert_close(other, found, 1e-6)
+    assert_close(other, logits, 1e-6)
     alone = model(inputs[:1, :4])
-    assert_close(alone[0], found[0], 1e-5)
+    assert_close(alone[0], logits[0], 1e-5)
     features = np.asarray(model.pool(model.features(ModelInputs(inputs, segments)), segments), np.float64)
     expected = features @ np.asarray(model.classifier.map.kernel[...], np.float64)
-    assert_close(found, expected + np.asarray(model.classifier.bias[...]), 1e-5)
+    assert_close(logits, expected + np.asarray(model.classifier.bias[...]), 1e-5)
 
 
-def test_a_causal_model_sees_the_whole_row_in_its_last_token():
-    """The last token of the first row changes the logits; with pool=first it would not."""
+def test_a_causal_model_sees_the_full_sequence_in_its_last_token():
+    """The last token changes the logits with pool=last and mean, but not with first."""
     inputs = jnp.int32([[1, 5, 6, 7]])
     for pool, changes in (("last", True), ("first", False), ("mean", True)):
-        model = model_of(pool, causal=True)
-        moved = np.abs(np.asarray(model(inputs.at[0, 3].set(9)) - model(inputs))).max()
-        assert (moved > 1e-6) == changes
+        model = build_classifier(pool, causal=True)
+        difference = np.abs(np.asarray(model(inputs.at[0, 3].set(9)) - model(inputs))).max()
+        assert (difference > 1e-6) == changes
 
 
 def test_loss_and_hits_against_a_loop():
@@ -74,12 +74,15 @@ def test_loss_and_hits_against_a_loop():
             nll += np.log(np.exp(logits).sum()) - logits[target]
             confusion[target, logits.argmax()] += 1
     assert float(head.loss(inputs)[0]) == pytest.approx(nll, rel=1e-5)
-    scores = {name: x[:4, 0] for name, x in head.scores(inputs).items()}  # the row without a weight does not count
+    scores = {name: x[:4, 0] for name, x in head.scores(inputs).items()}  # the example without weight does not count
     assert float(scores["nll"].sum()) == pytest.approx(nll, rel=1e-5)
     assert float(scores["hits"].sum()) == np.trace(confusion)
     np.testing.assert_array_equal(scores["confusion"].sum(axis=0), confusion)
 
 
-def test_a_model_of_labels_has_no_table_of_output_words():
-    paths = {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(nnx.state(model_of(), nnx.Param))}
+def test_a_classifier_has_no_output_embedding():
+    paths = {
+        jax.tree_util.keystr(p)
+        for p, _ in jax.tree_util.tree_leaves_with_path(nnx.state(build_classifier(), nnx.Param))
+    }
     assert not any("output_embedding" in path for path in paths) and sum("classifier" in path for path in paths) == 2

@@ -1,4 +1,4 @@
-"""What public code of cosFormer gets wrong, each looked for in ours."""
+"""Bugs of public cosFormer code, each tested here."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from flash_lm.ops.cosformer import cosine_features
 from flash_lm.ops.segments import whole_row
 from models.cases import assert_close, case, tokens
 
-REACH = {"cosformer.cos_length": 20, "absolute_positions": "none"}  # with no other positions that end
+REACH = {"cosformer.cos_length": 20, "absolute_positions": "none"}  # absolute positions would limit the length, too
 KEY = r"model\.cosformer\.cos_length"
 
 
@@ -32,28 +32,28 @@ def attend(q, k, v):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_rows_end_at_m(causal):
-    """Beyond, weights would be negative, and a denominator might be zero: not a wrong number but an error, in words."""
+def test_sequences_end_at_m(causal):
+    """Longer sequences raise an error: weights would be negative, and a denominator might be zero."""
     model = case("cosformer", causal, **REACH)
     inputs = tokens()[:, :20]
     assert_close(model.logits(model.params, inputs), model.oracle(None, inputs), 1e-5)
-    told = f"21 tokens exceed {KEY}=20, .*: raise --config.{KEY} and train again, or shorten the sequences"
-    with pytest.raises(ValueError, match=told):
+    error = f"21 tokens exceed {KEY}=20, .*: raise --config.{KEY} and train again, or shorten the sequences"
+    with pytest.raises(ValueError, match=error):
         model.logits(model.params, tokens()[:, :21])
 
 
 def test_decoding_ends_at_m():
-    """Prefill and step raise outside jit; inside, where nothing can be raised, that row has no numbers."""
-    model, told = case("cosformer", True, **REACH), rf"row 1 .*21 tokens.*positions end there \({KEY}\)"
+    """Prefill and step raise outside jit; inside, the sequence that is too long gets NaN."""
+    model, error = case("cosformer", True, **REACH), rf"row 1 .*21 tokens.*positions end there \({KEY}\)"
     with pytest.raises(ValueError, match=f"21 tokens exceed {KEY}=20"):
         model.init_state(capacity=21)
     inputs = jnp.asarray(tokens()[:, :20])
     logits, state = model.prefill(model.params, inputs, model.init_state(capacity=20), np.array([3, 20]))
     assert np.isfinite(logits[1]).all()
     outside_jit = model.model(model.params)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=error):
         outside_jit.step(inputs[:, 0], state)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=error):
         outside_jit.prefill(inputs[:, :2], state, jnp.array([2, 1]))
     logits, _ = model.step(model.params, inputs[:, 0], state)
     assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
@@ -68,16 +68,16 @@ def test_a_mixer_ends_at_m():
         mixer(jnp.zeros((1, 5, 8)))
 
 
-def test_m_is_not_the_length_of_the_row():
-    """In the authors' code it is that of the longest row of the batch, so that a prefix had other weights."""
+def test_m_is_not_the_length_of_the_sequence():
+    """In the authors' code it is the longest length in the batch, so a prefix would have other weights."""
     model = case("cosformer", True)
-    whole, prefix = (np.asarray(model.logits(model.params, tokens()[:, :n])) for n in (29, 11))
-    assert_close(prefix, whole[:, :11], 1e-6)
+    full, prefix = (np.asarray(model.logits(model.params, tokens()[:, :n])) for n in (29, 11))
+    assert_close(prefix, full[:, :11], 1e-6)
 
 
 @pytest.mark.slow
 def test_a_query_without_any_weight():
-    """relu makes a whole query or key zero more often than one would think; its mean is zero, and no NaN."""
+    """relu often makes all of a query or key zero; then the output is zero, not NaN."""
     q, k, v = draw(1, 2, 12, 4), draw(2, 2, 12, 4)[:1], draw(3, 2, 12, 4)[:1]
     q, k = q.at[:, :, 5].set(-1.0), k.at[:, :, 0].set(-1.0)
     out, grads = attend(q, k, v), jax.grad(lambda *x: (attend(*x) ** 2).sum(), (0, 1, 2))(q, k, v)
@@ -92,6 +92,6 @@ def test_small_queries_are_not_clamped():
 
 
 def test_no_feature_is_negative_up_to_m():
-    """So no sum cancels, and none of positive products is zero."""
+    """So no sum cancels, and no sum of positive products is zero."""
     features = cosine_features(jnp.ones((1, 1, 64, 1)), jnp.arange(64)[None], 64)
     assert (features >= 0).all() and float((features[0, 0, 0] * features[0, 0, 63]).sum()) > 0

@@ -1,4 +1,4 @@
-"""What goes wrong elsewhere in families whose sums forget, such as RetNet, Mamba-2 and Gated DeltaNet."""
+"""Bugs of other code in families with decaying sums, such as RetNet, Mamba-2 and Gated DeltaNet."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from flash_lm.families.family import FAMILIES
 from flash_lm.layers.context import make_context
 from models.cases import LENGTH, SHAPE, case
 
-each = pytest.mark.parametrize("family", [name for name in FAMILIES if oracle_families.FAMILIES[name].forgets])
+each = pytest.mark.parametrize("family", [name for name in FAMILIES if oracle_families.FAMILIES[name].decays])
 
 
 def ids(length: int) -> np.ndarray:
@@ -23,25 +23,25 @@ def ids(length: int) -> np.ndarray:
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 @each
 def test_documents_that_begin_inside_a_chunk(family, causal):
-    """Packed training in prime-rl (#3000), axolotl (#3572) and Hydra lets states and convolutions cross documents."""
+    """In prime-rl (#3000), axolotl (#3572) and Hydra states and convolutions cross documents in packed training."""
     one, lengths = case(family, causal, **oracle_families.FAMILIES[family].one_chunk), (5, 11, 1, 12)
     tokens, segment_ids = ids(LENGTH), np.repeat([[1, 2, 3, 4]], lengths, axis=1).astype(np.int32)
     packed = one.logits(one.params, tokens, segment_ids)
     for start, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
-        here = slice(start, start + length)
-        alone = one.logits(one.params, tokens[:, here], np.ones((1, length), np.int32))
-        np.testing.assert_allclose(packed[:, here], alone, rtol=2e-5, atol=2e-5)
+        span = slice(start, start + length)
+        alone = one.logits(one.params, tokens[:, span], np.ones((1, length), np.int32))
+        np.testing.assert_allclose(packed[:, span], alone, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.representatives("retnet")
 @each
-def test_rows_that_are_no_multiple_of_the_chunk(family):
-    """NaN in mamba (#352)."""
+def test_lengths_that_are_no_multiple_of_the_chunk(family):
+    """They gave NaN in mamba (#352)."""
     one = case(family, True)
-    whole = one.logits(one.params, ids(LENGTH), None)
+    full = one.logits(one.params, ids(LENGTH), None)
     for length in (1, 7, 8, 9, 17):
         some = one.logits(one.params, ids(LENGTH)[:, :length], None)
-        np.testing.assert_allclose(some, whole[:, :length], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(some, full[:, :length], rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.representatives("mamba2")
@@ -49,39 +49,39 @@ def test_rows_that_are_no_multiple_of_the_chunk(family):
 def test_a_prompt_in_pieces_goes_on_from_the_last_inputs(family):
     """In mamba (#641) a second piece starts with an empty convolution and an empty state."""
     one, tokens = case(family, True), np.repeat(ids(LENGTH), 2, axis=0)
-    whole, state, start = one.logits(one.params, tokens, None), one.init_state(), 0
+    full, state, start = one.logits(one.params, tokens, None), one.init_state(), 0
     for stop in (2, 3, 12, LENGTH):
         logits, state = one.prefill(one.params, tokens[:, start:stop], state)
-        np.testing.assert_allclose(logits, whole[:, start:stop], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(logits, full[:, start:stop], rtol=2e-5, atol=2e-5)
         start = stop
 
 
 @each
 def test_sums_stay_float32_in_states_of_bfloat16(family):
-    """A sum over thousands of tokens would lose what each adds; only inputs and a chunk's keys are rounded."""
+    """A bfloat16 sum over thousands of tokens would lose its terms; only inputs and a chunk's keys are rounded."""
     state = case(family, True, state_dtype="bfloat16").init_state()
-    held = oracle_families.FAMILIES[family].rounded_state
+    rounded_names = oracle_families.FAMILIES[family].rounded_state
     dtypes = {"sums": set(), "held": set()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.layers):
         name = jax.tree_util.keystr(path)
         if leaf.size:
-            dtypes["held" if any(part in name for part in held) else "sums"].add(leaf.dtype)
+            dtypes["held" if any(part in name for part in rounded_names) else "sums"].add(leaf.dtype)
     assert dtypes["sums"] == {jnp.dtype("float32")} and dtypes["held"] <= {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.representatives("gated_deltanet")
 @each
-def test_rows_of_padding_are_finite(family):
-    """Values and derivatives: a head's norm divides zeros there."""
+def test_sequences_of_padding_are_finite(family):
+    """Values and derivatives are finite, although the norm of a head divides zeros."""
     one = case(family, True)
-    tokens, nothing = ids(LENGTH), np.zeros((1, LENGTH), np.int32)
-    of_logits = lambda params: jnp.square(one.logits(params, tokens, nothing)).sum()
-    value, gradient = jax.value_and_grad(of_logits)(one.params)
+    tokens, padding = ids(LENGTH), np.zeros((1, LENGTH), np.int32)
+    squared_logits = lambda params: jnp.square(one.logits(params, tokens, padding)).sum()
+    value, gradient = jax.value_and_grad(squared_logits)(one.params)
     assert np.isfinite(value) and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
 def test_slow_heads_forget_in_bfloat16_too():
-    """1 − 2⁻⁹ is 1 in bfloat16: from the fifth head on RetNet would keep everything."""
+    """1 − 2⁻⁹ is 1 in bfloat16: from the fifth head on RetNet would never forget."""
     mixer = flash_lm.build_mixer("retnet", model_dim=32, num_heads=16, rotary=False, rngs=nnx.Rngs(0))
     maps = mixer.sublayer.maps(jnp.ones((1, 3, 32), jnp.bfloat16))
     log_decay = mixer.sublayer.arrange(maps, make_context(3, causal=True)).by.log_decay_BxHxL
@@ -91,17 +91,17 @@ def test_slow_heads_forget_in_bfloat16_too():
 
 
 def test_deltanet_is_gated_deltanet_without_decay():
-    """A rate of nearly zero, and no rate at all."""
+    """A decay rate of nearly zero equals delta.decay=False."""
     gated, plain = case("gated_deltanet", True), case("gated_deltanet", True, **{"delta.decay": False})
     params = jax.tree_util.tree_map_with_path(
         lambda path, x: np.full_like(x, -60) if "log_rate" in jax.tree_util.keystr(path) else x, gated.params
     )
-    of_plain = jax.tree_util.tree_map_with_path(lambda path, x: _at(params, path), plain.params)
-    same = plain.logits(of_plain, ids(LENGTH), None)
+    plain_params = jax.tree_util.tree_map_with_path(lambda path, x: get_leaf(params, path), plain.params)
+    same = plain.logits(plain_params, ids(LENGTH), None)
     np.testing.assert_allclose(gated.logits(params, ids(LENGTH), None), same, rtol=1e-5, atol=1e-5)
 
 
-def _at(tree, path):
+def get_leaf(tree, path):
     for key in path:
         tree = tree[key.key]
     return tree

@@ -1,4 +1,4 @@
-"""prefill and step give what the parallel form gives, and the state has the size it should."""
+"""prefill and step equal the parallel form, and the decode state has the right size."""
 
 import functools
 
@@ -10,15 +10,15 @@ from oracles import families as oracle_families
 
 from flash_lm.families.family import FAMILIES
 from flash_lm.layers import quadratic_core
-from models.cases import BATCH, CAUSAL, LENGTH, SHAPE, Case, assert_close, at, case, state_bytes, tokens
+from models.cases import BATCH, CAUSAL, LENGTH, SHAPE, Case, assert_close, case, set_positions, state_bytes, tokens
 
 pytestmark = pytest.mark.every_family
 
 RTOL = 1e-5
-NORMALIZED = [name for name, row in oracle_families.FAMILIES.items() if row.normalizes]
+NORMALIZED = [name for name, row in oracle_families.FAMILIES.items() if row.reads_normalizer]
 CONSTANT = [name for name, row in oracle_families.FAMILIES.items() if row.constant_state]
 each_family = pytest.mark.parametrize("family", CAUSAL)
-# Tokens that the two rows have consumed: none, a whole chunk, more and less than one, all.
+# Tokens that the two sequences have consumed: none, a full chunk, more and less than one, all.
 SPLITS = [(0, 13), (16, 23), *(pytest.param(split, marks=pytest.mark.slow) for split in ((8, 7), (29, 1)))]
 
 
@@ -28,8 +28,8 @@ def parallel(family: str) -> np.ndarray:
     return np.asarray(model.logits(model.params, tokens()))
 
 
-def padded(starts, lengths) -> np.ndarray:
-    """B×LENGTH: lengths[b] tokens from starts[b] on, then garbage."""
+def pad_tokens(starts, lengths) -> np.ndarray:
+    """Takes lengths[b] tokens from starts[b], then garbage up to LENGTH."""
     inputs = np.random.default_rng(7).integers(SHAPE["vocab_size"], size=(BATCH, LENGTH))
     for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         inputs[b, :length] = tokens()[b, start : start + length]
@@ -43,7 +43,7 @@ def assert_prefilled(family, logits, starts, lengths):
 
 
 def assert_steps_follow(model, family, state, positions):
-    """Steps both rows to their ends; a row at its end gets garbage and is not looked at."""
+    """Steps both sequences to their ends and compares; a finished sequence gets garbage and is not compared."""
     positions = np.array(positions)
     for _ in range(LENGTH - positions.min()):
         now = np.minimum(positions, LENGTH - 1)
@@ -59,18 +59,18 @@ def assert_steps_follow(model, family, state, positions):
 @each_family
 def test_prefill_then_steps(family, split):
     model = case(family, True)
-    logits, state = model.prefill(model.params, padded((0, 0), split), model.init_state(), np.array(split))
+    logits, state = model.prefill(model.params, pad_tokens((0, 0), split), model.init_state(), np.array(split))
     assert_prefilled(family, logits, (0, 0), split)
     assert_steps_follow(model, family, state, split)
 
 
 @each_family
 def test_prefill_continues_from_anywhere(family):
-    """Each row from its own place inside a chunk, also over several borders, and also by no token at all."""
+    """Each sequence continues from any position in a chunk, over several borders, or with no new token."""
     model, state = case(family, True), case(family, True).init_state()
     starts = np.zeros(BATCH, int)
     for lengths in ((5, 3), (9, 0), (0, 16), (10, 9)):
-        logits, state = model.prefill(model.params, padded(starts, lengths), state, np.array(lengths))
+        logits, state = model.prefill(model.params, pad_tokens(starts, lengths), state, np.array(lengths))
         assert_prefilled(family, logits, starts, lengths)
         starts += lengths
         np.testing.assert_array_equal(state.positions_B, starts)
@@ -78,20 +78,20 @@ def test_prefill_continues_from_anywhere(family):
 
 
 @pytest.mark.parametrize("family", ["transformer_plus_plus", "flash_quad"])
-def test_prefill_looks_at_the_filled_part_of_the_cache(family, monkeypatch):
-    """In a cache of eight shares, with rows that stand in different ones."""
+def test_prefill_reads_the_filled_part_of_the_cache(family, monkeypatch):
+    """The cache has eight parts, and the sequences end in different ones."""
     monkeypatch.setattr(quadratic_core, "_SMALLEST_SHARE", 4)
     model = Case(family, True, {})
     state, starts = model.init_state(), np.zeros(BATCH, int)
     for lengths in ((3, 1), (1, 0), (0, 16), (2, 3), (23, 9)):
-        logits, state = model.prefill(model.params, padded(starts, lengths), state, np.array(lengths))
+        logits, state = model.prefill(model.params, pad_tokens(starts, lengths), state, np.array(lengths))
         assert_prefilled(family, logits, starts, lengths)
         starts += lengths
 
 
 @pytest.mark.representatives("flash", "linear_transformer")
 @each_family
-def test_prefill_in_whole_chunks_without_lengths(family):
+def test_prefill_in_full_chunks_without_lengths(family):
     model, state = case(family, True), case(family, True).init_state()
     for start in (0, 8, 16):
         logits, state = model.prefill(model.params, tokens()[:, start : start + 8], state)
@@ -102,17 +102,17 @@ def test_prefill_in_whole_chunks_without_lengths(family):
 @each_family
 def test_prefill_of_no_tokens_changes_nothing(family):
     model = case(family, True)
-    _, state = model.prefill(model.params, padded((0, 0), (13, 6)), model.init_state(), np.array((13, 6)))
+    _, state = model.prefill(model.params, pad_tokens((0, 0), (13, 6)), model.init_state(), np.array((13, 6)))
     logits, after = model.prefill(model.params, tokens()[:, :0], state)
     assert logits.shape == (BATCH, 0, SHAPE["vocab_size"])
     jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
 @each_family
-def test_padding_of_a_prefill_leaves_no_trace(family):
-    """Two prefills that differ in the padding alone: the same state up to what nobody reads, hence the same steps."""
+def test_padding_of_a_prefill_has_no_effect(family):
+    """Two prefills that differ only in the padding are followed by the same steps."""
     model, lengths = case(family, True), np.array((13, 6))
-    inputs = padded((0, 0), lengths)
+    inputs = pad_tokens((0, 0), lengths)
     other = np.where(np.arange(LENGTH)[None] < lengths[:, None], inputs, (inputs + 1) % SHAPE["vocab_size"])
     both = [model.prefill(model.params, x, model.init_state(), lengths) for x in (inputs, other)]
     for b, length in enumerate(lengths):
@@ -133,7 +133,9 @@ def test_state_bytes(family):
     if family in CONSTANT:
         assert len(set(sizes)) == 1
     else:  # twice the capacity, twice the cache
-        last = max(model.config.short_convolution - 1, 0) * 2 * SHAPE["model_dim"]  # of queries' and keys' convolutions
+        last = (
+            max(model.config.short_convolution - 1, 0) * 2 * SHAPE["model_dim"]
+        )  # inputs of the convolutions of queries and keys
         last += oracle_families.FAMILIES[family].other_inputs(model.settings)
         fixed = 4 * BATCH * (1 + SHAPE["num_layers"] * last)
         assert [size - fixed for size in sizes] == [(sizes[0] - fixed) * n for n in (1, 2, 4, 8)]
@@ -147,8 +149,8 @@ def test_state_bytes(family):
 
 @pytest.mark.representatives("flash", "aft_local", "gated_deltanet")
 @pytest.mark.parametrize("family", CONSTANT)
-def test_constant_states_have_no_longest_text(family):
-    """`capacity` bounds growing states only; learned positions would end before the state does."""
+def test_constant_states_have_no_maximum_length(family):
+    """`capacity` limits growing states only; learned positions have their separate limit."""
     model = case(family, True)
     state = model.init_state(capacity=4)
     _, state = model.prefill(model.params, tokens()[:, :8], state)
@@ -156,10 +158,10 @@ def test_constant_states_have_no_longest_text(family):
 
 
 @pytest.mark.parametrize("family", [name for name in CAUSAL if name not in CONSTANT])
-def test_capacity_ends_growing_states(family):
-    """An error outside jit; inside, where nothing can be raised, no number, and only in the row that is over."""
+def test_capacity_limits_growing_states(family):
+    """An error outside jit; inside, NaN in the sequence that is too long, and only there."""
     model = case(family, True)
-    near_end = at(model.init_state(), np.array([31, 2]))
+    near_end = set_positions(model.init_state(), np.array([31, 2]))
     logits, at_end = model.step(model.params, tokens()[:, 0], near_end)
     assert np.isfinite(logits).all()
     logits, _ = model.step(model.params, tokens()[:, 0], at_end)
@@ -168,9 +170,9 @@ def test_capacity_ends_growing_states(family):
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1, :3]).all()
     outside_jit = model.model(model.params)
     with pytest.raises(ValueError, match=r"row 0 .*33.*capacity of 32"):
-        outside_jit.step(jnp.asarray(tokens()[:, 0]), at(near_end, np.array([32, 3])))
+        outside_jit.step(jnp.asarray(tokens()[:, 0]), set_positions(near_end, np.array([32, 3])))
     with pytest.raises(ValueError, match=r"row 1 .*capacity of 32"):
-        outside_jit.prefill(jnp.asarray(tokens()), at(near_end, np.array([0, 4])))
+        outside_jit.prefill(jnp.asarray(tokens()), set_positions(near_end, np.array([0, 4])))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -181,7 +183,7 @@ def test_bidirectional_models_do_not_decode(family):
 
 @pytest.mark.parametrize("normalizer", ["length", "length_everywhere"])
 @pytest.mark.parametrize("family", NORMALIZED)
-def test_normalizers_that_need_the_whole_row_do_not_decode(family, normalizer):
+def test_normalizers_that_need_the_full_length_do_not_decode(family, normalizer):
     with pytest.raises(ValueError, match="normalizer"):
         case(family, True, normalizer=normalizer).init_state()
 
@@ -226,7 +228,7 @@ MORE_OPTIONS = [
 def test_options_decode(family, options):
     model, split = case(family, True, **options), (13, 6)
     expected = np.asarray(model.logits(model.params, tokens()))
-    logits, state = model.prefill(model.params, padded((0, 0), split), model.init_state(), np.array(split))
+    logits, state = model.prefill(model.params, pad_tokens((0, 0), split), model.init_state(), np.array(split))
     for b, length in enumerate(split):
         assert_close(logits[b, :length], expected[b, :length], RTOL)
     for n in range(16):
@@ -236,7 +238,7 @@ def test_options_decode(family, options):
 
 
 def test_shared_heads_of_keys_are_cached_once():
-    """A quarter of the heads take a quarter of the cache."""
+    """A quarter of the key heads takes a quarter of the cache."""
     sizes = [
         state_bytes(case("transformer_plus_plus", True, num_heads=4, num_kv_heads=heads).init_state().layers)
         for heads in (4, 1)
@@ -246,12 +248,12 @@ def test_shared_heads_of_keys_are_cached_once():
 
 @pytest.mark.parametrize("family", ["transformer_plus_plus", "flash", "mc_tfm"])
 def test_states_in_bfloat16(family):
-    """Half the bytes of what is kept of each token; logits are those of float32 to its rounding, and no closer."""
+    """Cached tokens take half the bytes; the error of the logits is that of bfloat16 rounding."""
     exact, model = case(family, True), case(family, True, state_dtype="bfloat16")
     before, after = ([x for x in jax.tree.leaves(each.init_state().layers) if x.ndim > 4] for each in (exact, model))
     halved = [2 * y.nbytes == x.nbytes for x, y in zip(before, after, strict=True)]
-    of_a_layer = [True, True] if family == "transformer_plus_plus" else [True, True, True, False]
-    assert halved == of_a_layer * (len(halved) // len(of_a_layer))
+    layer_halved = [True, True] if family == "transformer_plus_plus" else [True, True, True, False]
+    assert halved == layer_halved * (len(halved) // len(layer_halved))
     _, state = model.prefill(model.params, tokens()[:, :13], model.init_state())
     for now in range(13, 20):
         logits, state = model.step(model.params, tokens()[:, now], state)
@@ -262,6 +264,6 @@ def test_states_in_bfloat16(family):
 
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_sums_of_a_bfloat16_model_are_float32(family):
-    """A running sum in bfloat16 would stop growing after some hundred tokens."""
+    """A running sum in bfloat16 would stop growing after a few hundred tokens."""
     state = case(family, True, dtype="bfloat16").init_state()
     assert {leaf.dtype for leaf in jax.tree.leaves(state.layers)} == {jnp.dtype("bfloat16"), jnp.dtype("float32")}

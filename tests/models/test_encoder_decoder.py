@@ -1,4 +1,4 @@
-"""Models with an encoder: against their oracles, in decoding, and what they isolate."""
+"""Encoder-decoder models: against their oracles, in decoding, and separation of documents."""
 
 import functools
 
@@ -23,16 +23,16 @@ from models.cases import (
     SHAPE,
     assert_close,
     case,
-    double,
+    draw_parameters,
     model_config,
-    randomised,
-    real,
+    real_tokens,
     targets,
+    to_float64,
     tokens,
 )
 
 SOURCE_LENGTH = 13
-# Family, family of the encoder, kind of the cross attention, other keys.
+# Family, family of the encoder, kind of cross attention, other keys.
 MODELS = {
     "transformer": ("transformer", "transformer", "softmax", {}),
     "gau": ("flash_quad", "flash_quad", "gau", {}),
@@ -44,31 +44,31 @@ _SLOW = ("gau_heads", "mixed", "linear")
 each_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in MODELS]
 )
-# The source of each document of PACKED: ids 5, 5, 2 and 1, 3. An id that comes again is read by both of its documents.
+# Sources of the documents of PACKED: ids 5, 5, 2 and 1, 3. Both documents with a repeated id read the same source.
 SOURCE_IDS = np.array([[5] * 7 + [2] * 4 + [0] * 2, [1] * 5 + [0] * 1 + [3] * 7], np.int32)
-LENGTHS = np.array([13, 6], np.int32)  # of two sources of whole rows
+LENGTHS = np.array([13, 6], np.int32)  # lengths of two sources, one per sequence
 
 
 def source() -> np.ndarray:
     return np.random.default_rng(4).integers(SHAPE["vocab_size"], size=(BATCH, SOURCE_LENGTH))
 
 
-def config_of(name: str, **more):
+def make_config(name: str, **more):
     family, encoder, kind, keys = MODELS[name]
-    of_cross = {"encoder.family": encoder, "cross.kind": kind, "cross.shared_dim": 8}
-    return model_config(family, True, **of_cross, **keys, **more)
+    cross_keys = {"encoder.family": encoder, "cross.kind": kind, "cross.shared_dim": 8}
+    return model_config(family, True, **cross_keys, **keys, **more)
 
 
 class Model:
-    """Parameters of order 1 and jitted functions."""
+    """One model with parameters of order 1 and jitted functions."""
 
     def __init__(self, name: str, **more):
-        self.config = config_of(name, **more)
+        self.config = make_config(name, **more)
         abstract = nnx.eval_shape(lambda: build_model(self.config, rngs=nnx.Rngs(0)))
         self._graph, self._state, self.constants = nnx.split(abstract, nnx.Param, ...)
-        self.params = randomised(nnx.to_pure_dict(self._state))
+        self.params = draw_parameters(nnx.to_pure_dict(self._state))
         self.complete = abstract.config
-        self.logits = jax.jit(lambda params, *args, **given: self.bind(params)(*args, **given))
+        self.logits = jax.jit(lambda params, *args, **kwargs: self.bind(params)(*args, **kwargs))
         self.loss_and_grads = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
 
     def bind(self, params):
@@ -77,7 +77,7 @@ class Model:
         return nnx.merge(self._graph, state, self.constants)
 
     def oracle(self, params=None, inputs=None, source_=None, segment_ids=PACKED, source_ids=SOURCE_IDS):
-        params = double(self.params if params is None else params, self.constants)
+        params = to_float64(self.params if params is None else params, self.constants)
         inputs, source_ = (x() if y is None else y for x, y in ((tokens, inputs), (source, source_)))
         return encoder_decoder(params, self.config.to_dict(), inputs, source_, segment_ids, source_ids)
 
@@ -93,8 +93,8 @@ def model(name: str, **more) -> Model:
 
 
 @each_model
-def test_logits_and_gradients_of_packed_rows(name):
-    one, keep = model(name), real(PACKED)
+def test_logits_and_gradients_of_packed_sequences(name):
+    one, keep = model(name), real_tokens(PACKED)
     (_, logits), grads = one.loss_and_grads(one.params, PACKED, SOURCE_IDS)
     expected = one.oracle()
     assert_close(np.asarray(logits)[keep], expected[keep], 1e-5)
@@ -106,28 +106,28 @@ def test_logits_and_gradients_of_packed_rows(name):
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
         assert np.linalg.norm(grad) > 1e-3, f"no gradient at {jax.tree_util.keystr(path)}"
 
-    def moved(step: float) -> float:
+    def loss_at(step: float) -> float:
         at = jax.tree.map(lambda p, d: p + step * d, params, direction)
         return cross_entropy(one.oracle(params=at), targets(), keep)
 
-    slope = (moved(1e-6) - moved(-1e-6)) / 2e-6
+    slope = (loss_at(1e-6) - loss_at(-1e-6)) / 2e-6
     np.testing.assert_allclose(sum(shares), slope, rtol=0, atol=1e-5 * len(shares))
 
 
 @each_model
-def test_one_pair_a_row_is_decoded_as_it_is_trained(name):
-    """Sources of two lengths; the memory is read once, and then one prefill and steps."""
+def test_decoding_equals_training_with_one_pair_per_sequence(name):
+    """Sources of two lengths: encode once, then one prefill and single steps."""
     one = model(name)
     ids = (np.arange(SOURCE_LENGTH) < LENGTHS[:, None]).astype(np.int32)
     expected = one.oracle(segment_ids=np.ones((BATCH, LENGTH), np.int32), source_ids=ids)
 
     @jax.jit
-    def unpacked(params):
+    def padded_logits(params):
         bound = one.bind(params)
         rows = ModelInputs(tokens(), source_BxM=source(), source_segment_ids_BxM=ids, packed=False)
         return bound.logits(bound.features(rows))
 
-    logits = unpacked(one.params)
+    logits = padded_logits(one.params)
     assert_close(logits, expected, 1e-5)
 
     bound = one.bind(one.params)
@@ -143,7 +143,7 @@ def test_one_pair_a_row_is_decoded_as_it_is_trained(name):
 
 
 @each_model
-def test_a_changed_source_changes_its_own_documents_alone(name):
+def test_a_changed_source_changes_its_documents_only(name):
     one = model(name)
     before = np.asarray(one.logits(one.params, tokens(), PACKED, source=source(), source_segment_ids=SOURCE_IDS))
     changed = np.where(SOURCE_IDS == 2, (source() + 1) % SHAPE["vocab_size"], source())
@@ -155,48 +155,48 @@ def test_a_changed_source_changes_its_own_documents_alone(name):
 
 @each_model
 def test_every_token_reads_all_of_its_source(name):
-    """The derivative of each token's logits by each source token; a document's source has no later part."""
+    """Derivatives of each token's logits by all tokens of its source are not zero; by other sources they are."""
     one = model(name)
 
     @jax.jit
     def derivatives(params):
-        def of_table(table):
+        def logit_sums(table):
             logits = one.bind(params | {"embedding": table})(
                 np.zeros((BATCH, LENGTH), np.int32), PACKED, source=source(), source_segment_ids=SOURCE_IDS
             )
             return logits.sum(axis=-1)
 
-        return jax.jacrev(of_table)(params["embedding"])
+        return jax.jacrev(logit_sums)(params["embedding"])
 
-    found = np.abs(np.asarray(derivatives(one.params))).sum(axis=-1)
+    gradients = np.abs(np.asarray(derivatives(one.params))).sum(axis=-1)
     for b in range(BATCH):
         for t in np.flatnonzero(PACKED[b]):
-            seen = SOURCE_IDS[b] == PACKED[b, t]
-            own, other = (set(source()[b][mask].tolist()) for mask in (seen, ~seen))
-            assert all(found[b, t, u] > 0 for u in own)
-            assert all(found[b, t, u] == 0 for u in other - own - {0})
+            visible = SOURCE_IDS[b] == PACKED[b, t]
+            visible_ids, hidden_ids = (set(source()[b][mask].tolist()) for mask in (visible, ~visible))
+            assert all(gradients[b, t, u] > 0 for u in visible_ids)
+            assert all(gradients[b, t, u] == 0 for u in hidden_ids - visible_ids - {0})
 
 
 def test_parameters_of_cross_attention():
-    """4 D² of attention; 3 D E + 2 D S and two scales and offsets a head of a gated unit."""
+    """4 D² for attention; 3 D E + 2 D S, and two scales and offsets per head for a gated unit."""
     dim, shared = SHAPE["model_dim"], 8
 
-    def of(name: str) -> int:
+    def count_parameters(name: str) -> int:
         one_layer = jax.tree.map(lambda x: x[0], model(name).params["layers"]["cross_0"])
         return sum(x.size for x in jax.tree.leaves(one_layer))
 
-    assert of("transformer") == of("linear") == of("mixed") == 4 * dim**2
-    assert of("gau") == 3 * dim * 2 * dim + 2 * dim * shared + 4 * shared
-    assert of("gau_heads") == 3 * dim * 2 * dim + 2 * dim * shared + 4 * 4 * shared
+    assert count_parameters("transformer") == count_parameters("linear") == count_parameters("mixed") == 4 * dim**2
+    assert count_parameters("gau") == 3 * dim * 2 * dim + 2 * dim * shared + 4 * shared
+    assert count_parameters("gau_heads") == 3 * dim * 2 * dim + 2 * dim * shared + 4 * 4 * shared
 
 
-def test_the_state_has_the_memory_once():
-    """Keys and values of every source token for softmax; a sum a head, whatever the source, for linear attention."""
+def test_the_state_holds_the_source_once():
+    """Softmax: keys and values of every source token. Linear attention: one sum per head at any source length."""
 
     def size(name: str, longest: int) -> int:
-        bound = nnx.eval_shape(lambda: build_model(config_of(name, max_length=longest), rngs=nnx.Rngs(0)))
-        _, of_cross, _ = jax.eval_shape(lambda: bound.init_state(1, 32)).layers
-        return sum(x.size for x in jax.tree.leaves(of_cross))
+        bound = nnx.eval_shape(lambda: build_model(make_config(name, max_length=longest), rngs=nnx.Rngs(0)))
+        _, cross_state, _ = jax.eval_shape(lambda: bound.init_state(1, 32)).layers
+        return sum(x.size for x in jax.tree.leaves(cross_state))
 
     dim = SHAPE["model_dim"]
     assert size("transformer", 64) - size("transformer", 32) == SHAPE["num_layers"] * 2 * 32 * dim
@@ -204,7 +204,7 @@ def test_the_state_has_the_memory_once():
 
 
 def test_flops_are_those_of_both_towers():
-    one = nnx.eval_shape(lambda: build_model(config_of("transformer"), rngs=nnx.Rngs(0)))
+    one = nnx.eval_shape(lambda: build_model(make_config("transformer"), rngs=nnx.Rngs(0)))
     alone = nnx.eval_shape(lambda: build_model(model_config("transformer", True), rngs=nnx.Rngs(0)))
     reader = nnx.eval_shape(lambda: build_model(model_config("transformer", False), rngs=nnx.Rngs(0)))
     length, dim, vocab = 16, SHAPE["model_dim"], SHAPE["vocab_size"]
@@ -237,8 +237,8 @@ def test_a_source_and_an_encoder_belong_together():
         ({"encoder.family": "flash", "num_heads": 3}, "must be a multiple of model.num_heads=3"),
     ],
 )
-def test_what_does_not_go_together(keys, match):
-    config = config_of("transformer")
+def test_incompatible_keys(keys, match):
+    config = make_config("transformer")
     config.update_from_flattened_dict(keys)
     with pytest.raises(InputError, match=match):
         build_model(config, rngs=nnx.Rngs(0))
@@ -246,9 +246,11 @@ def test_what_does_not_go_together(keys, match):
 
 def test_scanned_layers_are_unrolled_layers_and_dropout_differs_by_tower():
     one, unrolled = model("transformer"), model("transformer", scan_layers=False)
-    given = {"source": source(), "source_segment_ids": SOURCE_IDS}
+    inputs = {"source": source(), "source_segment_ids": SOURCE_IDS}
     assert_close(
-        unrolled.logits(one.params, tokens(), PACKED, **given), one.logits(one.params, tokens(), PACKED, **given), 1e-5
+        unrolled.logits(one.params, tokens(), PACKED, **inputs),
+        one.logits(one.params, tokens(), PACKED, **inputs),
+        1e-5,
     )
     dropping = model("transformer", dropout=0.5)
     key = jax.random.key(0)
@@ -259,11 +261,11 @@ def test_scanned_layers_are_unrolled_layers_and_dropout_differs_by_tower():
 
 
 def test_a_pattern_has_cross_attention_in_each_layer():
-    config = config_of("transformer", pattern=("transformer", "flash"))
+    config = make_config("transformer", pattern=("transformer", "flash"))
     built = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
     names = [type(sublayer).__name__ for sublayer in built.layers.sublayers]
-    own = ["CrossAttention", "MLP", "GatedAttentionUnit", "CrossAttention", "GatedAttentionUnit"]
-    assert names == ["MultiHeadAttention", *own]
+    expected = ["CrossAttention", "MLP", "GatedAttentionUnit", "CrossAttention", "GatedAttentionUnit"]
+    assert names == ["MultiHeadAttention", *expected]
 
 
 READERS = [family for family, row in FAMILIES.items() if "bidirectional" in row.serves]
@@ -277,11 +279,11 @@ READERS = [family for family, row in FAMILIES.items() if "bidirectional" in row.
         *(pytest.param("flash_quad", family, marks=pytest.mark.slow) for family in READERS),
     ],
 )
-def test_an_encoder_has_positions_whatever_reads_it(decoder, encoder):
-    """Its defaults are those of its own family: the order of a source matters."""
+def test_an_encoder_has_positions_with_any_decoder(decoder, encoder):
+    """Its defaults are those of its family: the order of a source matters."""
     config = model_config(decoder, True, **{"encoder.family": encoder})
     bound = build_model(config, rngs=nnx.Rngs(0))
-    places = np.arange(SOURCE_LENGTH)[None]
+    positions = np.arange(SOURCE_LENGTH)[None]
     memory = bound.encode(source()[:1])
     backwards = bound.encode(source()[:1, ::-1])[:, ::-1]
     alone = complete(build_model(model_config(encoder, False), rngs=nnx.Rngs(0)).config)
@@ -289,10 +291,10 @@ def test_an_encoder_has_positions_whatever_reads_it(decoder, encoder):
         alone.norm,
         alone.absolute_positions,
     )
-    assert np.abs(np.asarray(memory - backwards))[0, places[0]].max() > 1e-3
+    assert np.abs(np.asarray(memory - backwards))[0, positions[0]].max() > 1e-3
 
 
-def test_keys_set_by_hand_hold_for_both_towers_and_those_of_the_encoder_for_itself():
+def test_explicit_keys_hold_for_both_towers_and_encoder_keys_override_them():
     config = model_config("transformer", True, **{"encoder.family": "flash", "norm": "rms", "encoder.num_layers": 1})
     config.encoder.absolute_positions = "sinusoid"
     built = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
@@ -303,41 +305,43 @@ def test_keys_set_by_hand_hold_for_both_towers_and_those_of_the_encoder_for_itse
     assert again == built.config
 
 
-def test_a_unit_beside_cross_attention_starts_smaller_by_default():
-    """Its own unit adds little at first, the cross attention of its layer does not."""
+def test_a_unit_with_cross_attention_starts_smaller_by_default():
+    """A gated unit adds little at first, but the cross attention of its layer does not."""
     config = complete(parse_model(model_config("flash_quad", True, **{"encoder.family": "flash_quad"})))
     reading, read = layer_configs(config), layer_configs(encoder_config(config))
     assert {x.residual_init for x in reading} == {"depth"} and {x.residual_init for x in read} == {"as_init"}
 
 
 @pytest.mark.parametrize("name", ["transformer", "linear"])
-def test_a_row_without_a_source_is_nan(name):
+def test_a_sequence_without_a_source_is_nan(name):
     bound = model(name).bind(model(name).params)
     state = bound.encode_source(source(), bound.init_state(BATCH), np.array([5, 0]))
     logits, state = bound.prefill(tokens()[:, :3], state)
     assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
 
 
-def test_its_state_is_not_carried_from_row_to_row():
+def test_its_state_is_not_carried_between_batches():
     config = model_config("gated_deltanet", True, **{"encoder.family": "transformer"})
     bound = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
     with pytest.raises(InputError, match="reads a source for each row"):
         bound.check_carried()
 
 
-def test_without_ids_all_documents_see_the_whole_source():
+def test_without_ids_all_documents_see_the_full_source():
     one = model("transformer")
     shared = one.logits(one.params, tokens(), PACKED, source=source())
     for ids in (1, 7):
-        whole = np.full((BATCH, SOURCE_LENGTH), ids, np.int32)
-        alone = one.logits(one.params, tokens(), np.full_like(PACKED, ids), source=source(), source_segment_ids=whole)
+        source_ids = np.full((BATCH, SOURCE_LENGTH), ids, np.int32)
+        alone = one.logits(
+            one.params, tokens(), np.full_like(PACKED, ids), source=source(), source_segment_ids=source_ids
+        )
         assert_close(one.logits(one.params, tokens(), np.full_like(PACKED, ids), source=source()), alone, 1e-5)
     first = PACKED[1] == 1
     assert_close(np.asarray(shared)[1, first], np.asarray(alone)[1, first], 1e-5)
 
 
-def test_keys_that_are_read():
-    """The kind of the cross attention, and the family of the encoder, read keys too."""
+def test_unused_keys():
+    """The cross attention and the encoder's family also read keys."""
     towers = ["flash_quad", "flash_quad"]
     assert "model.num_heads" in unused_keys(towers) and "model.num_heads" in unused_keys(towers, "gau")
     assert "model.num_heads" not in unused_keys(towers, "softmax")
@@ -350,7 +354,7 @@ def test_keys_that_are_read():
 
 
 def test_the_layers_are_named_as_without_an_encoder():
-    """So that a run may start from a model without one."""
+    """So a run may start from a model without an encoder."""
     alone = set(case("flash_quad", True).params["layers"])
     assert set(model("gau").params["layers"]) - alone == {"cross_0", "norm_cross_0"}
     assert alone <= set(model("gau").params["layers"])

@@ -1,4 +1,4 @@
-"""The same numbers by other routes: unrolled layers, recomputation, blocks, dropout off, and one family as another."""
+"""Equivalent computations: unrolled layers, recomputation, blocks, and families with equal special cases."""
 
 import collections
 
@@ -21,9 +21,9 @@ from models.cases import (
     assert_close,
     assert_trees_close,
     case,
-    real,
-    rows_of,
+    real_tokens,
     standard,
+    standard_segment_ids,
     targets,
     tokens,
 )
@@ -35,58 +35,58 @@ each_way = pytest.mark.parametrize(
     "causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"]
 )
 each_family = pytest.mark.parametrize("family", FAMILIES)
-# What is of the trunk is tested quickly with two families, and with the others in `make test-all`.
+# Tests of the trunk are quick for two families; `make test-all` runs the others.
 each_trunk = pytest.mark.parametrize(
     "family", [x if x in ("transformer", "flash") else pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES]
 )
 
 
 def assert_same(model, family, causal, rtol=1e-5):
-    """Logits, loss and gradients of the standard batch."""
-    logits, loss, grads = model.run(rows_of(family))
+    """Compares logits, loss and gradients with those of the standard batch."""
+    logits, loss, grads = model.run(standard_segment_ids(family))
     expected_logits, expected_loss, expected_grads = standard(family, causal)
-    keep = real(rows_of(family))
+    keep = real_tokens(standard_segment_ids(family))
     assert_close(logits[keep], expected_logits[keep], rtol)
     assert loss == pytest.approx(expected_loss, rel=rtol)
     assert_trees_close(grads, expected_grads, rtol)
 
 
-def used(jaxpr) -> list:
-    """The equations that a result depends on."""
-    needed, found = {id(var) for var in jaxpr.outvars}, []
+def live_equations(jaxpr) -> list:
+    """Returns the equations that the outputs depend on."""
+    needed, live = {id(var) for var in jaxpr.outvars}, []
     for equation in reversed(jaxpr.eqns):
         if any(id(var) in needed for var in equation.outvars):
             needed |= {id(var) for var in equation.invars}
-            found.append(equation)
-    return found
+            live.append(equation)
+    return live
 
 
 def primitives(model, rule=lambda equation: True) -> collections.Counter:
-    """How often each primitive stands in the program of loss and gradients, loop bodies included.
+    """Counts each primitive in the program of loss and gradients, loop bodies included.
 
-    Without what nobody uses, as of what is recomputed though it was kept; XLA leaves it out, too.
+    Dead code is not counted, such as recomputation of saved values; XLA also removes it.
     """
-    segment_ids = rows_of(model.family)
-    arguments = (tokens(), targets(), real(segment_ids).astype(np.float32), segment_ids)
+    segment_ids = standard_segment_ids(model.family)
+    arguments = (tokens(), targets(), real_tokens(segment_ids).astype(np.float32), segment_ids)
     program = jax.make_jaxpr(model.loss_and_grads.__wrapped__)(model.params, *arguments)
-    found = collections.Counter()
+    counts = collections.Counter()
 
     def walk(jaxpr):
-        for equation in used(jaxpr):
-            found[equation.primitive.name] += 1
+        for equation in live_equations(jaxpr):
+            counts[equation.primitive.name] += 1
             for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
                 inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
                     walk(inner)
 
     walk(program.jaxpr)
-    return found
+    return counts
 
 
 @each_trunk
 def test_unrolled_layers(family):
-    segment_ids, causal = rows_of(family), FORM[family]
-    model, keep = case(family, causal, scan_layers=False), real(segment_ids)
+    segment_ids, causal = standard_segment_ids(family), FORM[family]
+    model, keep = case(family, causal, scan_layers=False), real_tokens(segment_ids)
     logits = model.logits(model.params, tokens(), segment_ids)
     assert_close(np.asarray(logits)[keep], standard(family, causal)[0][keep], 1e-5)
 
@@ -98,7 +98,7 @@ def test_gradients_of_unrolled_layers(family):
 
 
 def test_unrolled_layers_are_unrolled():
-    """So that the comparison above is not of a thing with itself."""
+    """Otherwise the comparison above would be trivial."""
     for scan_layers in (True, False):
         model = case("transformer", True, scan_layers=scan_layers)
         text = model.logits.lower(model.params, tokens()).compile().as_text()
@@ -114,24 +114,24 @@ def test_full_recomputation(family):
     "family", [name if name == "flash" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
 def test_recomputation_between_products(family):
-    rtol = oracle_families.FAMILIES[family].recomputed
+    rtol = oracle_families.FAMILIES[family].remat_rtol
     assert_same(case(family, FORM[family], remat="products"), family, FORM[family], rtol)
 
 
 @each_family
 def test_recomputation_recomputes(family):
-    """full repeats matrix products in the backward pass; products repeats none of them, but what is between.
+    """full repeats matrix products in the backward pass; products repeats only the operations between them.
 
-    An AFT, a Performer and sums that decay recompute their own even with none, and the delta rule solves its triangular
-    systems again with products, since what a derivative of ours keeps is not the result of a product.
+    AFT, Performer and decaying sums recompute products even with none. The delta rule solves its triangular systems
+    again with products, since our custom derivative does not save the result of a product.
     """
     none, products, full = (
         primitives(case(family, FORM[family], remat=remat)) for remat in ("none", "products", "full")
     )
     assert full["dot_general"] > max(none["dot_general"], products["dot_general"])
-    own = oracle_families.FAMILIES[family]
-    assert none["dot_general"] >= products["dot_general"] or own.repeats
-    assert none["dot_general"] == products["dot_general"] or own.recomputes
+    row = oracle_families.FAMILIES[family]
+    assert none["dot_general"] >= products["dot_general"] or row.repeats_products
+    assert none["dot_general"] == products["dot_general"] or row.recomputes_products
     elementwise = [sum(c[name] for name in ("mul", "rsqrt", "logistic", "exp")) for c in (none, products, full)]
     assert elementwise[0] < elementwise[1]
     assert elementwise[0] < elementwise[2]
@@ -139,8 +139,8 @@ def test_recomputation_recomputes(family):
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("family", QUADRATIC)
-def test_blocked_is_plain(family, causal, monkeypatch):
-    """In blocks of 8 queries and keys, the last part full; with packing, which needs the right rows of the mask."""
+def test_blocked_equals_plain(family, causal, monkeypatch):
+    """Blocks of 8 queries and keys, the last one partial; packing needs the right part of the mask."""
     standard(family, causal)  # computed before the blocks shrink, or it would be blocked too
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
     monkeypatch.setattr(blocked_attention, "LARGEST", 8)
@@ -154,7 +154,7 @@ def test_blocked_is_plain(family, causal, monkeypatch):
 
 
 @pytest.mark.parametrize("family", QUADRATIC)
-def test_blocked_prefill_is_plain(family, monkeypatch):
+def test_blocked_prefill_equals_plain(family, monkeypatch):
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
     monkeypatch.setattr(blocked_attention, "LARGEST", 8)
     model = case(family, True, dropout=0.25)
@@ -169,8 +169,8 @@ def test_blocked_prefill_is_plain(family, monkeypatch):
 @pytest.mark.parametrize(
     "divisor", [{"divides": "scores"}, {"divides": "weights"}, {"divides": "weights", "normalizer": "count"}]
 )
-def test_flash_in_one_chunk_is_flash_quad(divisor):
-    """The local part, bidirectional. Both biases are Toeplitz over the row, so the parameters are the same."""
+def test_flash_in_one_chunk_equals_flash_quad(divisor):
+    """The bidirectional local part. Both biases are Toeplitz over the sequence, so the parameters are the same."""
     shape = {"max_length": LENGTH, "chunks.size": LENGTH, **divisor}
     quad = case("flash_quad", False, **shape)
     flash = case("flash", False, **{"chunks.global_attention": False}, **shape)
@@ -178,13 +178,13 @@ def test_flash_in_one_chunk_is_flash_quad(divisor):
 
 
 @each_way
-def test_aft_local_that_reaches_everywhere_is_aft_full(causal):
+def test_aft_local_with_a_full_window_equals_aft_full(causal):
     full, local = case("aft_full", causal), case("aft_local", causal, **{"aft.window": LENGTH})
     assert_close(local.logits(full.params, tokens(), PACKED), full.logits(full.params, tokens(), PACKED), 1e-5)
 
 
 @each_way
-def test_aft_local_that_reaches_nowhere_is_aft_simple(causal):
+def test_aft_local_without_a_window_equals_aft_simple(causal):
     simple, local = case("aft_simple", causal), case("aft_local", causal, **{"aft.window": 0})
     params = jax.tree.map(lambda leaf: leaf, local.params)
     for name, layer in simple.params["layers"].items():
@@ -195,7 +195,7 @@ def test_aft_local_that_reaches_nowhere_is_aft_simple(causal):
 
 @each_way
 def test_aft_conv_starts_as_aft_simple(causal):
-    """With one key a channel, and its filter's gain and offset at their first values."""
+    """With one key per channel, and the filters' gain and offset at their initial values."""
     shape = {"num_heads": SHAPE["model_dim"], "mlp_dim": 48}
     simple, conv = case("aft_simple", causal, **shape), case("aft_conv", causal, **shape)
     first = nnx.to_pure_dict(nnx.state(build_model(conv.config_dict, rngs=nnx.Rngs(0)), nnx.Param))
@@ -208,23 +208,23 @@ def test_aft_conv_starts_as_aft_simple(causal):
     assert_close(conv.logits(params, tokens(), PACKED), simple.logits(simple.params, tokens(), PACKED), 1e-5)
 
 
-def test_shared_keys_are_repeated_keys(monkeypatch):
-    """Blocks of keys, too: the model whose heads of keys are copies of each other."""
+def test_shared_keys_equal_repeated_keys(monkeypatch):
+    """A model with shared key heads equals one whose key heads are copies, also in blocks."""
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
     monkeypatch.setattr(blocked_attention, "LARGEST", 8)
     shared = Case("transformer_plus_plus", True, {"num_heads": 4, "num_kv_heads": 2})
-    whole = Case("transformer_plus_plus", True, {"num_heads": 4})
+    repeated = Case("transformer_plus_plus", True, {"num_heads": 4})
     params = jax.tree.map(lambda leaf: leaf, shared.params)
     attention = params["layers"]["sublayer_0"]
     for name in ("key", "value"):
         heads = attention[name]["kernel"].reshape(2, 32, 2, 8)
         attention[name] = {"kernel": np.repeat(heads, 2, axis=2).reshape(2, 32, 32)}
-    assert_close(shared.logits(shared.params, tokens(), PACKED), whole.logits(params, tokens(), PACKED), 1e-6)
+    assert_close(shared.logits(shared.params, tokens(), PACKED), repeated.logits(params, tokens(), PACKED), 1e-6)
 
 
 @pytest.mark.parametrize("family", ["flash", "mc_tfm"])
 def test_one_causal_chunk_has_no_global_part(family):
-    """There is no chunk before it; so the parameters of the global part have no say."""
+    """Without an earlier chunk, the parameters of the global part have no effect."""
     model = case(family, True, **{"chunks.size": LENGTH})
     params = jax.tree.map(jnp.asarray, model.params)
     for layer in params["layers"].values():

@@ -1,4 +1,4 @@
-"""The formula for the parameters of a layer on each family's page, against the count of a model of two sizes."""
+"""The formula for a layer's parameters on each family's page, against the count of two models."""
 
 import re
 
@@ -18,7 +18,7 @@ SIZES = [
 
 
 def value(formula: str, letters: dict[str, int]) -> int:
-    """Of a product or sum as mathematics writes it, such as 4D^2 + 2(D + 1)."""
+    """Evaluates a formula in mathematical notation, such as 4D^2 + 2(D + 1)."""
     signs = re.findall(r"\d+|[A-Z]|[-+^()]", formula)
     assert "".join(signs) == formula.replace(" ", "")
     python = ""
@@ -37,12 +37,12 @@ def test_a_formula_is_read_as_mathematics():
 def test_the_formula_of_a_page_counts_the_parameters(family, size):
     page = (ROOT / "docs" / "families" / f"{family}.md").read_text()
     (formula,) = re.findall(rf"^```\{{family\}} {family}\n(.+)\n```$", page, re.MULTILINE)
-    own = oracle_families.FAMILIES[family]
-    keys = SIZES[size] | dict(own.sizes[size])
+    row = oracle_families.FAMILIES[family]
+    keys = SIZES[size] | dict(row.sizes[size])
     config = model_config(family, FORM[family], tie_embeddings=True, num_layers=2, **keys)
     settings = oracle_families.complete(config.to_dict())
     letters = {"D": settings.model_dim, "H": settings.num_heads, "L": settings.max_length, "V": settings.vocab_size}
-    letters |= {"F": settings.mlp_dim} | own.letters(settings)
+    letters |= {"F": settings.mlp_dim} | row.letters(settings)
     positions = {"none": "0", "learned": "LD", "scaled_sinusoid": "1"}[settings.absolute_positions]
-    whole = f"VD + 2D + {positions} + 2({formula})"
-    assert count(config) == value(whole, letters)
+    full_formula = f"VD + 2D + {positions} + 2({formula})"
+    assert count(config) == value(full_formula, letters)

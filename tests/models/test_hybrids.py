@@ -1,4 +1,4 @@
-"""Layers of different families in one model: each follows its family, and the model decodes and counts correctly."""
+"""Hybrid models: layers of different families, their decoding, and counts of parameters and FLOPs."""
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from models.cases import (
     assert_close,
     case,
     model_config,
-    real,
+    real_tokens,
     state_bytes,
     targets,
     tokens,
@@ -45,25 +45,25 @@ def hybrid(causal: bool = True, **overrides) -> Case:
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["flash", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_it_equals_the_oracle(family, causal):
-    """Packed, forward, and along a random direction in all parameters."""
+    """Logits of packed sequences, and the derivative along a random direction in all parameters."""
     model = case(family, causal, **KEYS)
     logits, _, grads = model.run(PACKED)
-    keep = real(PACKED)
+    keep = real_tokens(PACKED)
     assert_close(logits[keep], model.oracle(PACKED)[keep], RTOL)
     rng = np.random.default_rng(2)
     direction = jax.tree.map(lambda g: rng.normal(size=g.shape) / max(np.linalg.norm(g), 1), grads)
     shares = jax.tree.leaves(jax.tree.map(lambda g, d: (g.astype(np.float64) * d).sum(), grads, direction))
 
     def loss(step):
-        moved = jax.tree.map(lambda p, d: p.astype(np.float64) + step * d, model.params, direction)
-        return cross_entropy(model.oracle(PACKED, params=moved), targets(), keep)
+        shifted_params = jax.tree.map(lambda p, d: p.astype(np.float64) + step * d, model.params, direction)
+        return cross_entropy(model.oracle(PACKED, params=shifted_params), targets(), keep)
 
     slope = (loss(1e-6) - loss(-1e-6)) / 2e-6
     np.testing.assert_allclose(sum(shares), slope, rtol=0, atol=1e-5 * len(shares))
 
 
 def test_prefill_then_steps():
-    """Also from different places of a chunk; the state of a chunked layer stays as large, that of softmax grows."""
+    """Also from different positions in a chunk; the state of chunked layers is constant, that of softmax grows."""
     model, expected = hybrid(), hybrid().oracle(None)
     inputs, positions = tokens(), np.array([13, 5])
     state = model.init_state()
@@ -74,8 +74,8 @@ def test_prefill_then_steps():
         logits, state = model.step(model.params, inputs[np.arange(2), positions], state)
         assert_close(logits, expected[np.arange(2), positions], RTOL)
         positions += 1
-    sizes_of = lambda some: [state_bytes(some(model.init_state(2, capacity).layers)) for capacity in (16, 32)]
-    chunked, growing = sizes_of(lambda layers: layers[:2]), sizes_of(lambda layers: layers[2:])
+    state_sizes = lambda some: [state_bytes(some(model.init_state(2, capacity).layers)) for capacity in (16, 32)]
+    chunked, growing = state_sizes(lambda layers: layers[:2]), state_sizes(lambda layers: layers[2:])
     assert chunked[0] == chunked[1] and growing[1] > 1.5 * growing[0]
 
 
@@ -89,7 +89,7 @@ def test_prefill_then_steps():
     ids="-".join,
 )
 def test_pairs_of_the_presets_decode(pattern):
-    """Convolutions, sums, rings and caches side by side, each continued from its own state."""
+    """Convolutions, sums, ring buffers and caches in one model, each continued from its state."""
     model = case(pattern[0], True, pattern=pattern)
     expected, state, inputs = model.oracle(None), model.init_state(), tokens()
     logits, state = model.prefill(model.params, inputs[:, :13], state)
@@ -100,7 +100,7 @@ def test_pairs_of_the_presets_decode(pattern):
 
 
 @pytest.mark.slow
-def test_the_decode_loop_writes_what_the_whole_row_says():
+def test_the_decode_loop_equals_greedy_decoding_with_the_oracle():
     model, prompt = hybrid(), tokens()[0, :11]
     mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:1])
     allowed_V = np.ones(SHAPE["vocab_size"], bool)
@@ -119,8 +119,8 @@ def test_parameters_and_flops_are_counted():
     model = hybrid()
     assert sum(x.size for x in jax.tree.leaves(model.params)) == sizes.parameters(model.settings)
     for length in (8, 29):
-        found = model.model(model.params).flops_per_token(length) * length
-        assert found == pytest.approx(sizes.flops(model.settings, length), rel=0.02)
+        flops = model.model(model.params).flops_per_token(length) * length
+        assert flops == pytest.approx(sizes.flops(model.settings, length), rel=0.02)
     alone = [
         oracle_families.complete(model_config(family, True, num_layers=2).to_dict()) for family in FLASH_AND_SOFTMAX
     ]
@@ -130,7 +130,7 @@ def test_parameters_and_flops_are_counted():
 
 
 def test_a_pattern_of_one_family_is_that_family():
-    """Scanned over periods of two layers, and over layers: the same parameters, of other names."""
+    """Scanned over periods of two layers or over layers: the same parameters with other names."""
     plain, doubled = case("flash", True), case("flash", True, pattern=("flash", "flash"))
     layers = {}
     for name, x in plain.params["layers"].items():
@@ -139,14 +139,14 @@ def test_a_pattern_of_one_family_is_that_family():
             layers[f"{norm}sublayer_{2 * which + int(i)}"] = jax.tree.map(lambda leaf, w=which: leaf[w : w + 1], x)
     params = plain.params | {"layers": layers}
     assert jax.tree.structure(params) == jax.tree.structure(doubled.params)
-    found = doubled.logits(params, tokens())
-    assert_close(found, plain.logits(plain.params, tokens()), 1e-6)
+    logits = doubled.logits(params, tokens())
+    assert_close(logits, plain.logits(plain.params, tokens()), 1e-6)
 
 
 def test_each_layer_has_the_keys_of_its_family():
     config = complete(parse_model(model_config("flash", False, **KEYS, max_length=600)))
     flash, softmax = layer_configs(config)
-    assert (flash.norm, softmax.norm) == ("scale", "scale")  # of the model
+    assert (flash.norm, softmax.norm) == ("scale", "scale")  # shared by the model
     assert (flash.absolute_positions, softmax.absolute_positions) == ("scaled_sinusoid",) * 2
     assert (softmax.mlp_dim, flash.mlp_dim) == (88, None) and flash.get("gau.expanded_dim") == 64
     assert (flash.rotary, softmax.rotary) == (True, True) and config.mlp_dim is None
@@ -159,26 +159,26 @@ def test_each_layer_has_the_keys_of_its_family():
 @pytest.mark.parametrize("keys", [{"scan_layers": False}, {"remat": "full"}], ids=str)
 def test_unrolled_and_recomputed_are_the_same(keys):
     expected = hybrid().run(PACKED)
-    for found, there in zip(hybrid(**keys).run(PACKED)[:2], expected[:2], strict=True):
-        assert_close(found, there, RTOL)
+    for actual, reference in zip(hybrid(**keys).run(PACKED)[:2], expected[:2], strict=True):
+        assert_close(actual, reference, RTOL)
 
 
-def test_rotary_layers_stand_beside_layers_without():
-    """Widths differ between the families, and the Linear Transformer's are not rotated."""
+def test_rotary_layers_mix_with_layers_without():
+    """Rotary widths differ between the families, and the Linear Transformer has none."""
     model = case("transformer", True, pattern=("flash", "transformer_plus", "linear_transformer"), num_layers=3)
     assert {one.rotary_width for one in model.model(model.params).layers.sublayers} == {8, 16, None}
     assert_close(model.logits(model.params, tokens()), model.oracle(None), RTOL)
 
 
-def test_what_is_seen_is_of_each_layer():
+def test_activations_of_each_layer():
     model = hybrid().model(hybrid().params)
-    seen = model.activations(lambda x: x, ModelInputs(tokens()))
-    assert seen["layers"].shape == (4, 2, LENGTH, 32)
-    np.testing.assert_array_equal(model.norm(seen["layers"][-1]), seen["norm"])
+    activations = model.activations(lambda x: x, ModelInputs(tokens()))
+    assert activations["layers"].shape == (4, 2, LENGTH, 32)
+    np.testing.assert_array_equal(model.norm(activations["layers"][-1]), activations["norm"])
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         (
             {"pattern": ("flash", "nothing")},
@@ -188,14 +188,14 @@ def test_what_is_seen_is_of_each_layer():
         ({"pattern": FLASH_AND_SOFTMAX, "num_heads": 5}, "model_dim=128 must be a multiple of model.num_heads=5"),
     ],
 )
-def test_an_impossible_pattern_is_refused(keys, told):
+def test_an_impossible_pattern_is_refused(keys, message):
     config = get_config()
     config.model.update(vocab_size=64, **keys)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         complete(parse(config).model)
 
 
-def test_what_cannot_decode_says_so():
+def test_models_that_cannot_decode_raise_errors():
     config = model_config("flash", True, **KEYS, normalizer="length")
     with pytest.raises(InputError, match="normalizer"):
         Case("flash", True, {**KEYS, "normalizer": "length"}).init_state()

@@ -1,4 +1,4 @@
-"""The initial parameters of `build_model`."""
+"""Initial parameters of `build_model`."""
 
 import functools
 
@@ -31,7 +31,7 @@ def test_spread(init):
             expected = 0.02 if init == "normal" else value.shape[-2] ** -0.5
         elif name.endswith("embedding"):
             expected = 0.02 if init == "normal" else value.shape[-1] ** -0.5
-        elif name.endswith("weight"):  # of the relative bias, whatever the kernels are
+        elif name.endswith("weight"):  # the relative bias, at any init of the kernels
             expected = 0.02
         else:
             continue
@@ -54,38 +54,38 @@ def test_starting_values():
 
 def test_megas_averages_start_as_the_authors_do():
     """δ, α ~ N(0, 0.2), β ~ ±1 in turn + N(0, 0.02), γ, ω ~ N(0, 1)."""
-    found = {name.rpartition("/")[2]: x for name, x in parameters(family="mega").items() if "convolutions" in name}
-    found["into"] = found["into"] - (1 - 2 * (np.arange(found["into"].shape[-1]) % 2))
+    values = {name.rpartition("/")[2]: x for name, x in parameters(family="mega").items() if "convolutions" in name}
+    values["into"] = values["into"] - (1 - 2 * (np.arange(values["into"].shape[-1]) % 2))
     for name, deviation in {"damping": 0.2, "decay": 0.2, "into": 0.02, "out": 1, "own": 1}.items():
-        size = found[name].size
-        assert found[name].std() == pytest.approx(deviation, rel=5 / np.sqrt(2 * size)), name
-        assert abs(found[name].mean()) < 5 * deviation / np.sqrt(size), name
+        size = values[name].size
+        assert values[name].std() == pytest.approx(deviation, rel=5 / np.sqrt(2 * size)), name
+        assert abs(values[name].mean()) < 5 * deviation / np.sqrt(size), name
 
 
 def test_rwkv_starts_as_the_authors_middle_layer_does():
-    """Layer n of N has places^r, with r = 1 − n / N, and values 0.3 n / (N − 1) more: in the middle 0.15."""
-    found = {name.partition("sublayer_")[2]: x for name, x in parameters(family="rwkv4").items()}
+    """Layer n of N has (channel / D)^r with r = 1 − n / N; values have 0.3 n / (N − 1) more, 0.15 in the middle."""
+    values = {name.partition("sublayer_")[2]: x for name, x in parameters(family="rwkv4").items()}
     channels, r, n = range(WIDE["model_dim"]), 0.5, 0.5
-    place = np.array([i / WIDE["model_dim"] for i in channels])
+    fraction = np.array([i / WIDE["model_dim"] for i in channels])
     expected = {
-        "0/convolutions/key": place**r,
-        "0/convolutions/value": place**r + 0.3 * n,
-        "0/convolutions/receptance": place ** (0.5 * r),
-        "1/shift/key": place**r,
-        "1/shift/receptance": place**r,
+        "0/convolutions/key": fraction**r,
+        "0/convolutions/value": fraction**r + 0.3 * n,
+        "0/convolutions/receptance": fraction ** (0.5 * r),
+        "1/shift/key": fraction**r,
+        "1/shift/receptance": fraction**r,
         "0/core/log_rate": [-5 + 8 * (i / (WIDE["model_dim"] - 1)) ** (0.7 + 1.3 * n) for i in channels],
         "0/core/bonus": [np.log(0.3) + 0.5 * ((i + 1) % 3 - 1) for i in channels],
     }
     for name, value in expected.items():
-        for layer in found[name]:
+        for layer in values[name]:
             np.testing.assert_allclose(layer, value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(("family", "init"), [("flash", "lecun"), ("mc_tfm", "lecun"), ("mc_tfm", "normal")])
 def test_scores_of_the_linear_part_start_divided_by_the_root_of_their_width(family, init):
-    """As those of the quadratic part are by their equation: γ_q γ_k = 1/√K. A GAU usually has the paper's."""
+    """γ_q γ_k = 1/√K, as the quadratic part has in its equation. By default a GAU has the paper's initialisation."""
     start = {"init": init, "scale_init": "as_init"}
-    width = WIDE["gau.shared_dim"]  # of a GAU's queries and of a head's
+    width = WIDE["gau.shared_dim"]  # width of the queries of a GAU, and of a head
     scales = [value for name, value in parameters(family=family, **start).items() if "variants/scale" in name]
     for scale in scales:
         local, linear = np.split(scale, 2, axis=1)
@@ -98,12 +98,12 @@ def test_scores_of_the_linear_part_start_divided_by_the_root_of_their_width(fami
 @pytest.mark.parametrize("family", FAMILIES)
 def test_draws_are_independent_and_repeatable(family):
     one, again, other = (parameters(seed, family=family, causal=FORM[family]) for seed in (0, 0, 1))
-    # The scales of `lecun` differ from part to part, convolutions are the identity, and RWKV's channels differ by their
-    # place: nobody draws them.
-    made = ROWS[family].starts_fixed
-    drawn = {name: value for name, value in one.items() if value.std() > 0 and not any(part in name for part in made)}
-    assert len({value.tobytes() for value in drawn.values()}) == len(drawn), "two parameters are the same"
-    for name, value in drawn.items():
+    # These are not random: the scales of `lecun` differ by part, convolutions are the identity, and RWKV's channels
+    # differ by index.
+    fixed = ROWS[family].fixed_init
+    random = {name: value for name, value in one.items() if value.std() > 0 and not any(part in name for part in fixed)}
+    assert len({value.tobytes() for value in random.values()}) == len(random), "two parameters are the same"
+    for name, value in random.items():
         np.testing.assert_array_equal(value, again[name])
         assert (value != other[name]).any(), name
         if name.startswith("layers"):
@@ -111,8 +111,8 @@ def test_draws_are_independent_and_repeatable(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_residual_init_scales_what_each_sublayer_ends_with(family):
-    """GPT-2: "by a factor of 1/√N where N is the number of residual layers", here two a layer of ours."""
+def test_residual_init_scales_the_last_map_of_each_sublayer(family):
+    """GPT-2: "by a factor of 1/√N where N is the number of residual layers", here two per layer."""
     changes = {"family": family, "causal": FORM[family], "num_layers": 3}
     one, other = (parameters(**changes, residual_init=start) for start in ("as_init", "depth"))
     scaled = {name for name, value in one.items() if (value != other[name]).any()}

@@ -1,11 +1,11 @@
-"""The families through Pallas kernels, interpreted, against their oracles and against the form that XLA compiles."""
+"""Families with interpreted Pallas kernels, against their oracles and the form that XLA compiles."""
 
 import numpy as np
 import pytest
 from oracles import families as oracle_families
 
 from flash_lm.families.family import FAMILIES
-from models.cases import PACKED, assert_close, case, real, tokens
+from models.cases import PACKED, assert_close, case, real_tokens, tokens
 from models.test_equivalences import assert_same, primitives
 
 pytestmark = pytest.mark.representatives("flash", "linear_transformer")
@@ -16,14 +16,14 @@ each_case = pytest.mark.parametrize(("family", "causal"), CASES)
 
 @each_case
 def test_kernels_are_used(family, causal):
-    """So that the comparisons below are not of a thing with itself."""
+    """Otherwise the comparisons below would be trivial."""
     assert primitives(case(family, causal, kernels="pallas"))["pallas_call"] > 0
     assert primitives(case(family, causal))["pallas_call"] == 0
 
 
 @each_case
 def test_logits_equal_the_oracle(family, causal):
-    model, keep = case(family, causal, kernels="pallas"), real(PACKED)
+    model, keep = case(family, causal, kernels="pallas"), real_tokens(PACKED)
     logits = model.logits(model.params, tokens(), PACKED)
     assert_close(np.asarray(logits)[keep], model.oracle(PACKED)[keep], 1e-5)
 
@@ -39,7 +39,7 @@ def test_logits_and_gradients_are_those_of_xla(family, causal):
     ("family", "causal"),
     [one if one == ("flash", True) else pytest.param(*one, marks=pytest.mark.slow) for one in CASES],
 )
-def test_what_kernels_made_is_kept_between_products(family, causal):
+def test_remat_products_saves_the_outputs_of_kernels(family, causal):
     none, products, full = (
         primitives(case(family, causal, kernels="pallas", remat=remat))["pallas_call"]
         for remat in ("none", "products", "full")

@@ -1,4 +1,4 @@
-"""Defects that public code of these families has or had, each looked for in ours."""
+"""Bugs that public code of these families has or had, each tested here."""
 
 import functools
 
@@ -15,7 +15,7 @@ from flash_lm.layers.context import Context
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PositionBias
 from flash_lm.ops.segments import Segments, find_segments
-from models.cases import LENGTH, PACKED, SHAPE, assert_close, case, model_config, randomised, real, tokens
+from models.cases import LENGTH, PACKED, SHAPE, assert_close, case, draw_parameters, model_config, real_tokens, tokens
 
 pytestmark = pytest.mark.representatives("linear_transformer", "flash", "aft_simple")
 
@@ -30,18 +30,18 @@ def draw(*shape: int) -> np.ndarray:
 
 
 class Mean:
-    """The core of a family: a weighted mean of values, from keys and, where it has some, queries."""
+    """Core of a family as a weighted mean of values, from keys and, if it has them, queries."""
 
     def __init__(self, family: str, causal: bool = True, max_length: int = SHAPE["max_length"]):
         config = complete(parse_model(model_config(family, causal, max_length=max_length)))
         sublayer = FAMILIES[family].sublayers[0](config, rngs=nnx.Rngs(0))
         state = nnx.state(sublayer, nnx.Param)
-        nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, randomised(nnx.to_pure_dict(state))))
+        nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, draw_parameters(nnx.to_pure_dict(state))))
         nnx.update(sublayer, state)
         self.core, self.family, self.causal = sublayer.core, family, causal
         self.heads, self.key_width, self.value_width = sublayer.heads, sublayer.key_width, sublayer.value_width
         self.prefill = jax.jit(self._prefill)
-        self._parallel = jax.jit(self._over_documents)
+        self._parallel = jax.jit(self._attend_documents)
 
     def inputs(self, length: int) -> list[np.ndarray]:
         """Queries, keys and values."""
@@ -52,7 +52,7 @@ class Mean:
         """B×H×L×E."""
         return np.asarray(self._parallel(q, k, v, find_segments(jnp.asarray(segment_ids))))
 
-    def _over_documents(self, q, k, v, segments: Segments):
+    def _attend_documents(self, q, k, v, segments: Segments):
         context = Context(positions_BxL=segments.offsets_BxL, segments=segments, causal=self.causal, packed=True)
         return self.core(self._keys(q, k), v, context)
 
@@ -73,7 +73,7 @@ mean = functools.cache(Mean)
 
 @both_ways
 def test_the_bias_of_aft_is_added_to_the_keys(causal):
-    """Multiplied into them, as in fast-transformers, zeros would take all keys away, and −∞ of a mask gave NaN."""
+    """Multiplied, as in fast-transformers, zeros would remove all keys, and −∞ of a mask gave NaN."""
     k, v, index = draw(1, 1, LENGTH, 4), draw(1, 1, LENGTH, 3), jnp.arange(LENGTH, dtype=jnp.int32)[None]
 
     @jax.jit
@@ -84,7 +84,7 @@ def test_the_bias_of_aft_is_added_to_the_keys(causal):
     weights = np.exp(k[0, 0, :, :3].astype(float))
     total = lambda x: np.cumsum(x, axis=0) if causal else np.broadcast_to(x.sum(axis=0), x.shape)
     simple = total(weights * v[0, 0]) / total(weights)
-    for constant in (0.0, 3.0):  # each weight is as much larger as all others
+    for constant in (0.0, 3.0):  # all weights are scaled by the same factor
         assert_close(run(np.full((LENGTH, LENGTH), constant, np.float32))[0, 0], simple, 1e-5)
     favoured = np.zeros((LENGTH, LENGTH), np.float32)
     favoured[:, 5] = 60
@@ -94,7 +94,7 @@ def test_the_bias_of_aft_is_added_to_the_keys(causal):
 
 
 def test_aft_simple_is_a_ratio_of_two_sums():
-    """By hand; fast-transformers divided each key by its own prefix sum before it summed."""
+    """Computed by hand; fast-transformers divided each key by its prefix sum before summing."""
     k = jnp.log(jnp.array([1.0, 3.0, 4.0])).reshape(1, 1, 3, 1)
     v = jnp.array([8.0, 4.0, 1.0]).reshape(1, 1, 3, 1)
     out = aft(k, v, jnp.ones((1, 3), jnp.int32), None, causal=True)
@@ -103,7 +103,7 @@ def test_aft_simple_is_a_ratio_of_two_sums():
 
 @pytest.mark.parametrize("family", ["aft_full", "aft_local", "aft_conv"])
 def test_the_bias_of_aft_is_a_parameter(family):
-    """Aft-pytorch made a new one in each forward pass, so that it never trained."""
+    """Aft-pytorch created a new one in each forward pass, so it was never trained."""
     model = case(family, True)
     paths = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(model.params)}
     names = ("taps", "gain", "offset") if family == "aft_conv" else ("query_position", "key_position")
@@ -118,14 +118,14 @@ def test_the_bias_of_aft_is_a_parameter(family):
 
 @pytest.mark.parametrize("family", LINEAR)
 def test_causal_linear_attention_does_not_see_later_tokens(family):
-    """Long Range Arena built an exception for causal masks without raising it, and went on without a mask."""
-    model, keep = case(family, True), real(PACKED)
+    """Long Range Arena created an exception for causal masks without raising it, and continued without a mask."""
+    model, keep = case(family, True), real_tokens(PACKED)
     changed = tokens().copy()
     changed[:, 12:] = (changed[:, 12:] + 7) % SHAPE["vocab_size"]
     before, after = (np.asarray(model.logits(model.params, ids)) for ids in (tokens(), changed))
     np.testing.assert_array_equal(after[:, :12], before[:, :12])
     assert np.abs(after[:, 12:] - before[:, 12:]).max() > 1e-2
-    # Nor padding, which it ignored as well.
+    # Padding has no effect either; it ignored padding masks as well.
     filled = np.where(keep, tokens(), 3)
     before, after = (np.asarray(model.logits(model.params, ids, PACKED)) for ids in (tokens(), filled))
     np.testing.assert_array_equal(after[keep], before[keep])
@@ -134,11 +134,11 @@ def test_causal_linear_attention_does_not_see_later_tokens(family):
 @both_ways
 @each_mean
 def test_the_mean_of_ones_is_one(family, causal):
-    """The denominator has the keys that the numerator has, and no padding, however loud its keys are.
+    """The denominator has the same keys as the numerator, without padding, even if its keys are large.
 
     Padding in the denominator cost flash-linear-attention (#1263) 73 %.
     """
-    one, keep = mean(family, causal), real(PACKED)
+    one, keep = mean(family, causal), real_tokens(PACKED)
     q, k, v = one.inputs(LENGTH)
     k, v = (np.where(keep[:, None, :, None], x, 20.0).astype(np.float32) for x in (k, np.ones_like(v)))
     out = np.swapaxes(one(q, k, v, PACKED), 1, 2)
@@ -147,7 +147,7 @@ def test_the_mean_of_ones_is_one(family, causal):
 
 @each_mean
 def test_the_mean_of_ones_is_one_in_decoding(family):
-    """The denominator was missing there in flash-linear-attention (#267, #268)."""
+    """The denominator was missing in decoding in flash-linear-attention (#267, #268)."""
     one = mean(family)
     q, k, v = one.inputs(12)
     state, start = one.init_state(2, 12), np.zeros(2, np.int32)
@@ -182,7 +182,7 @@ def test_sums_run_over_time_and_not_over_heads(family):
 def test_running_sums_of_low_precision_inputs_do_not_saturate(family):
     """In bfloat16 a sum of ones stops at 256, and in float16 it overflows (fast-transformers #32, fla #1187).
 
-    The mean of 2048 zeros and then 2048 ones is a half, if all keys are alike.
+    With equal keys the mean of 2048 zeros and then 2048 ones is a half.
     """
     one = mean(family, True, 4096)
     q, k, v = (np.zeros_like(x[:1], shape=(1, *x.shape[1:])) for x in one.inputs(4096))
@@ -195,5 +195,5 @@ def test_running_sums_of_low_precision_inputs_do_not_saturate(family):
         out, state = one.prefill(part(q), part(k), part(v), state, np.array([start], np.int32))
         outs.append(out)
     last = np.asarray(outs[-1][0, :, -1], np.float32)
-    # The few tokens inside a window have weights of their own.
+    # The few tokens inside a window have other weights.
     np.testing.assert_allclose(last, 0.5, atol=0.02 if family in ("aft_local", "aft_conv") else 2**-9)

@@ -8,11 +8,11 @@ import pytest
 from oracles import families as oracle_families
 
 from flash_lm.models.model_inputs import ModelInputs
-from models.cases import CASES, CAUSAL, PACKED, SHAPE, assert_close, assert_trees_close, case, rows_of
+from models.cases import CASES, CAUSAL, PACKED, SHAPE, assert_close, assert_trees_close, case, standard_segment_ids
 
 pytestmark = pytest.mark.representatives("flash")
 
-ENDS = [name for name, row in oracle_families.FAMILIES.items() if row.absolute == "learned" or row.ends]
+ENDS = [name for name, row in oracle_families.FAMILIES.items() if row.absolute == "learned" or row.limits_length]
 ROWS = {
     "one": np.ones((1, 1), np.int32),
     "below-a-chunk": np.array([[1, 1, 0, 2, 2]], np.int32),
@@ -20,11 +20,11 @@ ROWS = {
 }
 
 
-def inputs_for(segment_ids: np.ndarray) -> np.ndarray:
+def draw_inputs(segment_ids: np.ndarray) -> np.ndarray:
     return np.random.default_rng(3).integers(SHAPE["vocab_size"], size=segment_ids.shape)
 
 
-# Without segment ids some families have a bidirectional function of their own.
+# Without segment ids some families use another bidirectional function.
 @pytest.mark.parametrize(
     ("family", "causal", "packed"),
     [(*one, True) for one in CASES]
@@ -33,9 +33,9 @@ def inputs_for(segment_ids: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("row", ROWS)
 def test_length(family, causal, packed, row):
     model, segment_ids = case(family, causal), ROWS[row]
-    if rows_of(family) is not PACKED:
+    if standard_segment_ids(family) is not PACKED:
         segment_ids = np.array([[1] * int((segment_ids > 0).sum()) + [0] * int((segment_ids == 0).sum())], np.int32)
-    inputs = inputs_for(segment_ids)
+    inputs = draw_inputs(segment_ids)
     keep = segment_ids > 0 if packed else np.ones_like(segment_ids, bool)
     segment_ids = segment_ids if packed else None
     if inputs.shape[1] > SHAPE["max_length"] and family in ENDS:
@@ -47,10 +47,10 @@ def test_length(family, causal, packed, row):
 
 
 @pytest.mark.parametrize(("family", "causal"), [(family, causal) for family, causal in CASES if family in ENDS])
-def test_the_longest_row_fits(family, causal):
-    """The bound is max_length and not one less."""
+def test_the_longest_sequence_fits(family, causal):
+    """The limit is max_length, not one less."""
     model = case(family, causal, max_length=29)
-    inputs = inputs_for(np.ones((1, 29)))
+    inputs = draw_inputs(np.ones((1, 29)))
     assert_close(model.logits(model.params, inputs), model.oracle(None, inputs), 1e-5)
 
 
@@ -60,8 +60,8 @@ def test_a_capacity_beyond_the_positions_is_refused(family):
         case(family, True).init_state(capacity=SHAPE["max_length"] + 1)
 
 
-def test_options_move_the_end():
-    """It belongs to the positions, not to the family."""
+def test_options_change_the_length_limit():
+    """The limit depends on the positions, not on the family."""
     with pytest.raises(ValueError, match="max_length"):
         case("flash", True, absolute_positions="learned").init_state(capacity=33)
     case("transformer", True, absolute_positions="sinusoid").init_state(capacity=33)
@@ -69,12 +69,12 @@ def test_options_move_the_end():
 
 
 @pytest.mark.parametrize("family", [name for name, row in oracle_families.FAMILIES.items() if row.one_pass])
-def test_one_document_a_row_and_padding(family):
-    """What `data.pack=stream` promises saves two of three passes, and neither values nor gradients see the padding."""
+def test_one_document_per_sequence_and_padding(family):
+    """`data.pack=stream` saves two of three passes; values and gradients are the same and ignore padding."""
     model = case(family, False)
     segment_ids = np.array([[1] * 29, [1] * 18 + [0] * 11, [0] * 29], np.int32)
-    inputs, keep = inputs_for(segment_ids), segment_ids > 0
-    # Not the sum of squares, which a norm keeps the same.
+    inputs, keep = draw_inputs(segment_ids), segment_ids > 0
+    # A sum of squares would be constant after a norm.
     weights = np.random.default_rng(7).normal(size=(*keep.shape, SHAPE["model_dim"])).astype(np.float32)
 
     @functools.partial(jax.jit, static_argnames="packed")

@@ -1,4 +1,4 @@
-"""Every family equals its float64 oracle: logits, and gradients against central differences of the oracle's loss."""
+"""Every family equals its float64 oracle: logits, and gradients by central differences of the oracle's loss."""
 
 from types import SimpleNamespace
 
@@ -17,9 +17,9 @@ from models.cases import (
     assert_close,
     case,
     model_config,
-    real,
-    rows_of,
+    real_tokens,
     standard,
+    standard_segment_ids,
     targets,
     tokens,
 )
@@ -30,26 +30,26 @@ RTOL = 1e-5
 
 
 def assert_logits_equal(model, segment_ids, logits, positions=None):
-    keep = real(segment_ids)
+    keep = real_tokens(segment_ids)
     assert_close(np.asarray(logits)[keep], model.oracle(segment_ids, positions=positions)[keep], RTOL)
 
 
 @pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
-def test_logits_of_whole_rows(family, causal):
+def test_logits_of_full_sequences(family, causal):
     model = case(family, causal)
     assert_logits_equal(model, None, model.logits(model.params, tokens()))
 
 
 @pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
-def test_logits_and_loss_of_packed_rows(family, causal):
+def test_logits_and_loss_of_packed_sequences(family, causal):
     model, (logits, loss, _) = case(family, causal), standard(family, causal)
-    expected, keep = model.oracle(rows_of(family)), real(rows_of(family))
+    expected, keep = model.oracle(standard_segment_ids(family)), real_tokens(standard_segment_ids(family))
     assert np.abs(expected).max() > 1, "the comparison needs logits that are not tiny"
     assert_close(logits[keep], expected[keep], RTOL)
     np.testing.assert_allclose(loss, cross_entropy(expected, targets(), keep), rtol=RTOL)
 
 
-# Without segment ids the bidirectional global part is another function; all else is the same code as with them.
+# Without segment ids the bidirectional global part uses another function; all other code is the same.
 @pytest.mark.parametrize(
     ("family", "causal", "packed"),
     [(*one, True) for one in CASES]
@@ -60,18 +60,18 @@ def test_gradients(family, causal, packed):
     model = case(family, causal)
     _, _, grads = standard(family, causal) if packed else model.run(None)
     rng = np.random.default_rng(2)
-    segment_ids = rows_of(family) if packed else None
+    segment_ids = standard_segment_ids(family) if packed else None
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), model.params)
 
     def loss(direction, step):
-        moved = jax.tree.map(lambda p, d: p + step * d, params, direction)
-        return cross_entropy(model.oracle(segment_ids, params=moved), targets(), real(segment_ids))
+        shifted_params = jax.tree.map(lambda p, d: p + step * d, params, direction)
+        return cross_entropy(model.oracle(segment_ids, params=shifted_params), targets(), real_tokens(segment_ids))
 
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
         assert np.linalg.norm(grad) > 1e-3, f"no gradient at {jax.tree_util.keystr(path)}"
     for _ in range(2):
         # Each parameter's share of the derivative is of order 1, so that none hides behind a large one. But a gradient
-        # much below 1 is what large terms have left of each other, and dividing by it would magnify their rounding.
+        # much below 1 is a sum of large terms that cancel, and dividing by it would magnify their rounding.
         direction = jax.tree.map(lambda g: rng.normal(size=g.shape) / max(np.linalg.norm(g), 1), grads)
         shares = jax.tree.leaves(jax.tree.map(lambda g, d: (g.astype(np.float64) * d).sum(), grads, direction))
         step = 1e-6
@@ -84,11 +84,11 @@ def test_defaults_of_the_open_keys(family, causal):
     for max_length in (512, 513):
         model = case(family, causal, max_length=max_length)
         sections = {name: vars(x) for name, x in vars(model.settings).items() if isinstance(x, SimpleNamespace)}
-        of_sections = {f"{name}.{key}": value for name, x in sections.items() for key, value in x.items()}
+        section_keys = {f"{name}.{key}": value for name, x in sections.items() for key, value in x.items()}
         shared = {name: x for name, x in vars(model.settings).items() if name not in {*sections, "layers"}}
-        for key, value in (shared | of_sections).items():
-            found = model.config.get(key)
-            assert found == value or (found is None and f"model.{key}" in unused_keys([family])), key
+        for key, value in (shared | section_keys).items():
+            setting = model.config.get(key)
+            assert setting == value or (setting is None and f"model.{key}" in unused_keys([family])), key
 
 
 def test_an_open_objective_means_causal():
@@ -140,8 +140,8 @@ ONE_WAY = {
     ("weights-by-length", False),
     ("two-heads", False),
     ("dense-two-heads", False),
-}  # the other direction has nothing new
-QUICK = ("t5-softmax", "plain-laplace", "rope-length")  # they have each value but paper
+}  # the other direction tests nothing new
+QUICK = ("t5-softmax", "plain-laplace", "rope-length")  # they cover most values
 BOTH_WAYS = [True, pytest.param(False, marks=pytest.mark.slow)]
 
 
@@ -183,7 +183,7 @@ def test_overlapping_chunks(family, causal, options):
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 
-def test_overlapping_chunks_in_a_row_of_one():
+def test_overlapping_with_a_single_chunk():
     model = case("flash", True, **{"chunks.overlapping": True, "chunks.size": 32})
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
@@ -198,7 +198,7 @@ def test_options_of_the_transformer(option):
     assert_logits_equal(model, None, model.logits(model.params, tokens()))
 
 
-# Heads, ε and base of a Llama; neither is a default.
+# Heads, ε and base of a Llama; none of them is a default.
 LLAMA = {"num_heads": 4, "num_kv_heads": 2, "norm": "rms", "norm_epsilon": 0.05, "rotary_base": 100.0}
 
 
@@ -214,8 +214,8 @@ def test_heads_that_share_keys(family, causal, key_heads):
 
 
 @pytest.mark.parametrize("family", ["transformer", "flash"])
-def test_given_positions(family):
-    """Positions of the caller replace those counted from the segment ids."""
+def test_positions_of_the_caller(family):
+    """Positions that the caller passes replace those counted from the segment ids."""
     model = case(family, True, rotary=True)
     positions = np.stack([np.arange(LENGTH) // 2, (np.arange(LENGTH) * 7) % 31])
     assert_logits_equal(model, None, model.logits(model.params, tokens(), None, positions), positions)

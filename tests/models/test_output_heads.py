@@ -1,4 +1,4 @@
-"""The head of images: logits, loss and decoding agree with each other, and steps make it likelier."""
+"""Output head for images: logits, loss and decoding agree, and training raises the likelihood."""
 
 import jax
 import jax.numpy as jnp
@@ -27,16 +27,16 @@ def test_logits_are_log_probabilities_of_values_only(model):
 
 
 def test_components_start_spread_over_the_values(model):
-    """Before features move them: equal logistics of scale 1/e³ with means from −1 to 1."""
-    found = np.exp(np.asarray(model.head().logits(jnp.zeros((1, 32)))))[0, -256:]
+    """With zero features: equal logistics of scale 1/e³ with means from −1 to 1."""
+    probabilities = np.exp(np.asarray(model.head().logits(jnp.zeros((1, 32)))))[0, -256:]
     edges = (np.arange(257) - 0.5) / 127.5 - 1
     edges[0], edges[-1] = -np.inf, np.inf
     below = 1 / (1 + np.exp(-(edges - np.array([[-1.0], [0.0], [1.0]])) * np.exp(3)))
-    np.testing.assert_allclose(found, np.diff(below, axis=1).mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(probabilities, np.diff(below, axis=1).mean(axis=0), rtol=1e-4)
 
 
 def test_it_learns_a_value_between(model):
-    """Neither the first nor the last one, whose mass is that of a tail; with features that do not change."""
+    """Not the first or last value, whose mass is that of a tail; features are constant."""
     head, features = model.head(), jnp.ones((1, 4, 32))
     targets, weights = jnp.full((1, 4), 4 + 90), jnp.full((1, 4), 0.25)
     loss = jax.jit(
@@ -61,7 +61,7 @@ def test_weights_move_ten_times_as_far_as_means_and_scales(model):
 
 def test_the_loss_is_that_of_the_logits(model):
     inputs, targets = jnp.int32([[1, 4, 259, 100]]), jnp.int32([[4, 259, 100, 0]])
-    weights = jnp.float32([[1, 2, 1, 0]])  # the last target is no value, and left out
+    weights = jnp.float32([[1, 2, 1, 0]])  # the last target is not a value and has no weight
     logits = np.asarray(model(inputs))[0]
     expected = -(logits[np.arange(3), np.asarray(targets)[0, :3]] * np.asarray(weights)[0, :3]).sum()
     features = model.features(ModelInputs(inputs))
@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_the_logits(model):
     assert model.head().scores(HeadInputs(features, targets, weights, 1024, 1)).keys() == {"nll"}
 
 
-def test_steps_give_the_logits_of_the_whole_row(model):
+def test_steps_give_the_logits_of_the_full_sequence(model):
     inputs = jnp.int32([[1, 4, 259, 100]])
     expected, state = np.asarray(model(inputs)), model.init_state(1)
     for t in range(4):
@@ -79,7 +79,7 @@ def test_steps_give_the_logits_of_the_whole_row(model):
         assert_close(np.asarray(logits)[:, 4:], expected[:, t, 4:], 1e-5)
 
 
-def test_it_has_no_table_of_words_to_give_out(model):
+def test_it_has_no_output_embedding(model):
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))]
     assert any("mixture" in path for path in paths) and not any("output_embedding" in path for path in paths)
     assert isinstance(model.head(), LogisticsHead)

@@ -1,4 +1,4 @@
-"""A prefix that is seen both ways: which families have it, against their oracles, and in decoding."""
+"""Bidirectional prefix: which families support it, their oracles, and decoding."""
 
 import functools
 
@@ -12,19 +12,19 @@ from oracles.segments import visibility
 
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES
-from models.cases import BATCH, LENGTH, PACKED, SHAPE, assert_close, case, real, targets, tokens
+from models.cases import BATCH, LENGTH, PACKED, SHAPE, assert_close, case, real_tokens, targets, tokens
 
-ABLE = [family for family, row in FAMILIES.items() if "prefix" in row.serves]
-each_family = pytest.mark.parametrize("family", ABLE)
+SUPPORTED = [family for family, row in FAMILIES.items() if "prefix" in row.serves]
+each_family = pytest.mark.parametrize("family", SUPPORTED)
 
-# Of each document in PACKED: within a chunk, across its border, all of it; none; longer than the document.
+# Prefix of each document in PACKED: within a chunk, across its border, all of it, none, longer than the document.
 PREFIX = np.array([[9] * 10 + [0] * 3 + [4] * 9 + [0] * 4 + [0] * 3, [11] * 17 + [30] * 12], np.int32)
-GIVEN = np.array([13, 4], np.int32)  # of two whole rows
+PREFIX_LENGTHS = np.array([13, 4], np.int32)  # for two sequences of one document
 
 
 @functools.cache
 def functions(family: str, **overrides):
-    """Logits, and the loss with its gradient, for rows with a prefix."""
+    """Returns a function for logits, loss and gradient of sequences with a prefix."""
     model = case(family, True, **overrides)
 
     def loss(params, segment_ids, prefix):
@@ -35,13 +35,13 @@ def functions(family: str, **overrides):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-def test_which_families_have_it():
-    assert [name for name in FAMILIES if oracle_families.FAMILIES[name].serves_prefix] == ABLE
+def test_which_families_support_it():
+    assert [name for name in FAMILIES if oracle_families.FAMILIES[name].serves_prefix] == SUPPORTED
 
 
 @each_family
-def test_logits_and_gradients_of_packed_rows(family):
-    model, keep = case(family, True), real(PACKED)
+def test_logits_and_gradients_of_packed_sequences(family):
+    model, keep = case(family, True), real_tokens(PACKED)
     (_, logits), grads = functions(family)(model.params, PACKED, PREFIX)
     expected = model.oracle(PACKED, prefix=PREFIX)
     assert_close(np.asarray(logits)[keep], expected[keep], 1e-5)
@@ -52,32 +52,32 @@ def test_logits_and_gradients_of_packed_rows(family):
     direction = jax.tree.map(lambda g: rng.normal(size=g.shape) / max(np.linalg.norm(g), 1), grads)
     shares = jax.tree.leaves(jax.tree.map(lambda g, d: (np.asarray(g, np.float64) * d).sum(), grads, direction))
 
-    def moved(step: float) -> float:
+    def loss_at(step: float) -> float:
         at = jax.tree.map(lambda p, d: p + step * d, params, direction)
         return cross_entropy(model.oracle(PACKED, params=at, prefix=PREFIX), targets(), keep)
 
-    slope = (moved(1e-6) - moved(-1e-6)) / 2e-6
+    slope = (loss_at(1e-6) - loss_at(-1e-6)) / 2e-6
     np.testing.assert_allclose(sum(shares), slope, rtol=0, atol=1e-5 * len(shares))
 
 
-@pytest.mark.parametrize("family", ["transformer", "linear_transformer"])  # one mixer a layer
-def test_a_token_reads_the_whole_prefix_and_else_only_what_is_before_it(family):
-    """With one layer, the derivatives of a token's logits are not zero just where the oracle says that it sees."""
+@pytest.mark.parametrize("family", ["transformer", "linear_transformer"])  # one mixer per layer
+def test_a_token_sees_the_full_prefix_and_earlier_tokens_only(family):
+    """With one layer, derivatives of a token's logits are nonzero exactly where the oracle's token sees."""
     model = case(family, True, num_layers=1)
 
     @jax.jit
     def derivatives(params):
-        def of_embedding(table):
+        def logit_sums(table):
             return model.model(params | {"embedding": table})(tokens(), PACKED, prefix=PREFIX).sum(axis=-1)
 
-        return jax.jacrev(of_embedding)(params["embedding"])
+        return jax.jacrev(logit_sums)(params["embedding"])
 
-    found = np.abs(np.asarray(derivatives(model.params))).sum(axis=-1)  # B×L×V
+    gradients = np.abs(np.asarray(derivatives(model.params))).sum(axis=-1)  # B×L×V
     for b in range(BATCH):
         sees = visibility(PACKED[b].tolist(), True, PREFIX[b].tolist())
         for t in np.flatnonzero(PACKED[b]):
             for u in np.flatnonzero(PACKED[b]):
-                assert (found[b, t, tokens()[b, u]] > 0) == sees(t, u), (b, t, u)
+                assert (gradients[b, t, tokens()[b, u]] > 0) == sees(t, u), (b, t, u)
 
 
 @each_family
@@ -90,11 +90,11 @@ def test_without_a_prefix_nothing_changes(family):
 @each_family
 def test_one_prefill_and_steps_give_the_parallel_form(family):
     model = case(family, True)
-    whole = np.ones((BATCH, LENGTH), np.int32)
-    (_, expected), _ = functions(family)(model.params, whole, np.repeat(GIVEN[:, None], LENGTH, axis=1))
-    consumed = GIVEN + np.array([3, 0], np.int32)  # one row has tokens after its prefix in the same call
+    segment_ids = np.ones((BATCH, LENGTH), np.int32)
+    (_, expected), _ = functions(family)(model.params, segment_ids, np.repeat(PREFIX_LENGTHS[:, None], LENGTH, axis=1))
+    consumed = PREFIX_LENGTHS + np.array([3, 0], np.int32)  # one sequence has tokens after its prefix in the same call
     inputs = np.where(np.arange(LENGTH) < consumed[:, None], tokens(), 7)
-    logits, state = model.prefill(model.params, inputs, model.init_state(), consumed, GIVEN)
+    logits, state = model.prefill(model.params, inputs, model.init_state(), consumed, PREFIX_LENGTHS)
     for b in range(BATCH):
         assert_close(logits[b, : consumed[b]], expected[b, : consumed[b]], 1e-5)
     positions = consumed.copy()
@@ -110,14 +110,14 @@ def test_a_part_of_a_prefix_is_refused():
     model = case("linear_transformer", True)
     bound = model.model(model.params)
     with pytest.raises(InputError, match=r"row 0 has a prefix of 13 tokens, and this call its tokens 0 to 8: one call"):
-        bound.prefill(tokens()[:, :8], model.init_state(), np.full(2, 8), GIVEN)
-    logits, _ = model.prefill(model.params, tokens()[:, :8], model.init_state(), np.full(2, 8), GIVEN)
+        bound.prefill(tokens()[:, :8], model.init_state(), np.full(2, 8), PREFIX_LENGTHS)
+    logits, _ = model.prefill(model.params, tokens()[:, :8], model.init_state(), np.full(2, 8), PREFIX_LENGTHS)
     assert np.isnan(logits[0]).all()
     assert np.isfinite(logits[1]).all()
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ABLE])
-def test_other_families_refuse_in_words(family):
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in SUPPORTED])
+def test_other_families_raise_errors(family):
     model = case(family, "causal" in FAMILIES[family].serves)
     match = rf"model.family={family} cannot see a prefix both ways; families that can: transformer, "
     with pytest.raises(InputError, match=match if model.causal else "a prefix needs a causal model"):
@@ -125,28 +125,28 @@ def test_other_families_refuse_in_words(family):
 
 
 @pytest.mark.parametrize("family", ["transformer", "flash_quad"])
-def test_blocks_of_keys_give_what_all_pairs_give(family):
-    """Rows longer than a block, whose prefix ends inside one: blocks after the query are visited."""
+def test_blocks_of_keys_equal_all_pairs(family):
+    """Sequences are longer than a block, and the prefix ends inside one: blocks after the query are visited."""
     length = 300
     inputs = np.random.default_rng(3).integers(SHAPE["vocab_size"], size=(1, length))
     prefix = np.full((1, length), 170, np.int32)
-    found = []
+    outputs = []
     for implementation in ("plain", "blocked"):
         model = case(family, True, max_length=512, num_layers=1, **{"quadratic.implementation": implementation})
-        found.append(jax.jit(lambda params, model=model: model.model(params)(inputs, prefix=prefix))(model.params))
-    assert_close(found[1], found[0], 1e-5)
+        outputs.append(jax.jit(lambda params, model=model: model.model(params)(inputs, prefix=prefix))(model.params))
+    assert_close(outputs[1], outputs[0], 1e-5)
     causal = jax.jit(lambda params: model.model(params)(inputs))(model.params)
-    assert np.abs(causal - found[0]).max() > 0.1
+    assert np.abs(causal - outputs[0]).max() > 0.1
 
 
 def test_the_kernel_of_all_pairs_sees_the_prefix():
-    model, keep = case("flash_quad", True, kernels="pallas"), real(PACKED)
+    model, keep = case("flash_quad", True, kernels="pallas"), real_tokens(PACKED)
     logits = jax.jit(lambda params: model.model(params)(tokens(), PACKED, prefix=PREFIX))(model.params)
     assert_close(np.asarray(logits)[keep], model.oracle(PACKED, prefix=PREFIX)[keep], 1e-5)
 
 
-def test_linear_attention_leaves_its_kernel_for_a_prefix():
-    """Its kernel has one sum, and a prefix has another."""
-    model, keep = case("linear_transformer", True, kernels="pallas"), real(PACKED)
+def test_linear_attention_does_not_use_its_kernel_with_a_prefix():
+    """Its kernel has one running sum, but a prefix needs another one."""
+    model, keep = case("linear_transformer", True, kernels="pallas"), real_tokens(PACKED)
     logits = jax.jit(lambda params: model.model(params)(tokens(), PACKED, prefix=PREFIX))(model.params)
     assert_close(np.asarray(logits)[keep], model.oracle(PACKED, prefix=PREFIX)[keep], 1e-5)

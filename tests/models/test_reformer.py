@@ -1,4 +1,4 @@
-"""Reformer: what it is when one bucket holds the row, others' mistakes, the margins of its hashes, local layers."""
+"""Reformer: one bucket equals softmax, bugs of other code, margins of the hashes, local layers."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from models.cases import (
     assert_close,
     case,
     model_config,
-    real,
+    real_tokens,
     state_bytes,
     tokens,
 )
@@ -35,7 +35,7 @@ slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 @pytest.mark.parametrize("segment_ids", [None, PACKED, ALIGNED], ids=["one-document", "packed", "aligned"])
 @ways
 def test_hashes_of_the_standard_case_are_clear(causal, segment_ids):
-    """Else rounding might decide in the comparisons with the oracle, and no tolerance would help."""
+    """Otherwise rounding could change hashes in the comparisons with the oracle, and no tolerance would help."""
     margins = []
     case("reformer", causal).oracle(segment_ids, visit=lambda *arguments: margins.append(lsh_margin(*arguments)))
     assert len(margins) == BATCH * SHAPE["num_layers"] and min(margins) > 1e-5
@@ -46,7 +46,7 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 class Attention:
-    """The sublayer alone."""
+    """The attention sublayer alone."""
 
     def __init__(self, causal: bool = True, one_bucket: bool = False, **keys):
         config = complete(parse_model(model_config("reformer", causal, max_length=128, **keys)))
@@ -60,54 +60,54 @@ class Attention:
         ids = None if segment_ids is None else jnp.asarray(segment_ids)
         return np.asarray(self._run(jnp.asarray(x_BxLxD), make_context(x_BxLxD.shape[1], ids, causal=self.causal)))
 
-    def mapped(self, name: str, x_LxD: np.ndarray) -> np.ndarray:
-        """The output of a linear map in float64."""
+    def project(self, name: str, x_LxD: np.ndarray) -> np.ndarray:
+        """Applies a linear map in float64."""
         return x_LxD.astype(float) @ np.asarray(getattr(self.sublayer, name).kernel[...], float)
 
 
 @pytest.mark.parametrize(("causal", "rounds"), [(True, 3), slow(False, 3), slow(True, 1), slow(False, 1)])
 def test_one_bucket_is_softmax_over_all_other_tokens(causal, rounds):
-    """Each pair once, however many rounds see it, as without log N they would not be.
+    """Each pair counts once in any number of rounds, which needs the correction log N.
 
     Keys are unit vectors and scores are q k̂: lucidrains/reformer-pytorch multiplies them by 1/√K as well.
     """
     x = numbers(1, LENGTH, DIM)
     attention = Attention(causal, one_bucket=True, **{"lsh.window": LENGTH, "lsh.num_hashes": rounds})
-    q, v = (attention.mapped(name, x[0]).reshape(LENGTH, HEADS, -1) for name in ("query", "value"))
+    q, v = (attention.project(name, x[0]).reshape(LENGTH, HEADS, -1) for name in ("query", "value"))
     scores = np.einsum("thk,uhk->htu", q, q / np.linalg.norm(q, axis=-1, keepdims=True))
     visible = np.tri(LENGTH, k=-1, dtype=bool) if causal else ~np.eye(LENGTH, dtype=bool)
-    visible[0, 0] = causal  # which sees nothing else
+    visible[0, 0] = causal  # the first token sees only itself
     weights = np.where(visible, np.exp(scores), 0)
     mixed = np.einsum("htu,uhk->thk", weights / weights.sum(axis=-1, keepdims=True), v)
-    assert_close(attention(x)[0], attention.mapped("output", mixed.reshape(LENGTH, -1)), 1e-5)
+    assert_close(attention(x)[0], attention.project("output", mixed.reshape(LENGTH, -1)), 1e-5)
 
 
 @pytest.mark.parametrize("causal", [True, slow(False)], ids=["causal", "bidirectional"])
 def test_a_token_sees_itself_if_it_sees_nothing_else(causal):
-    """Documents of one token, and, where the window is one token, all of them."""
+    """Tokens of one-token documents, and all tokens if the window is one token."""
     x = numbers(1, LENGTH, DIM)
-    own = lambda attention: attention.mapped("output", attention.mapped("value", x[0]))
+    project_itself = lambda attention: attention.project("output", attention.project("value", x[0]))
     for attention, ids in (
         (Attention(causal), np.arange(1, LENGTH + 1, dtype=np.int32)[None]),
         (Attention(causal, **{"lsh.window": 1}), None),
     ):
-        assert_close(attention(x, ids)[0], own(attention), 1e-5)
+        assert_close(attention(x, ids)[0], project_itself(attention), 1e-5)
 
 
-def test_later_tokens_do_not_move_the_windows():
-    """In the published form they do: those with lower hashes move the borders of the chunks of the sorted row."""
+def test_later_tokens_do_not_change_the_windows():
+    """In the published form they do: those with lower hashes shift the chunks of the sorted sequence."""
     attention, x = Attention(), numbers(1, 96, DIM)
     for length in (31, 64):
         expected = attention(x[:, :length])
         for scale in (-3, 1, 3):  # most of the later tokens in one bucket or another
             later = scale * np.broadcast_to(x[:, 5:6], (1, 96 - length, DIM)) + 0.1 * numbers(1, 96 - length, DIM)
-            found = attention(np.concatenate([x[:, :length], later], axis=1))[:, :length]
-            assert_close(found, expected, 1e-6)
+            actual = attention(np.concatenate([x[:, :length], later], axis=1))[:, :length]
+            assert_close(actual, expected, 1e-6)
 
 
 @pytest.mark.parametrize("causal", [True, slow(False)], ids=["causal", "bidirectional"])
-def test_a_document_may_be_anywhere(causal):
-    """Packed or padded, from any place on, beside any others: the same as alone, and padding gets zeros."""
+def test_a_document_may_start_anywhere(causal):
+    """Packed or padded, at any position, with any other documents: the same as alone, and padding gets zeros."""
     attention, x = Attention(causal), numbers(1, 60, DIM)
     alone = attention(x[:, 20:43])[0]
     for start in (0, 1, 7, 30):
@@ -123,10 +123,10 @@ def test_a_document_may_be_anywhere(causal):
 @pytest.mark.slow
 @ways
 def test_local_layers_between(causal):
-    """The paper's pattern, three local layers to one with hashes, in packed rows."""
-    model, keep = case("reformer", causal, **LOCAL), real(PACKED)
-    found = np.asarray(model.logits(model.params, tokens(), PACKED))
-    assert_close(found[keep], model.oracle(PACKED)[keep], 1e-5)
+    """The paper's pattern of three local layers and one with hashes, on packed sequences."""
+    model, keep = case("reformer", causal, **LOCAL), real_tokens(PACKED)
+    logits = np.asarray(model.logits(model.params, tokens(), PACKED))
+    assert_close(logits[keep], model.oracle(PACKED)[keep], 1e-5)
     assert [one.rotary_width for one in model.model(model.params).layers.sublayers[::2]] == [16, 16, 16, None]
 
 
@@ -141,7 +141,7 @@ def test_local_layers_decode():
         assert_close(logits, expected[:, now], 1e-5)
 
 
-def test_the_cache_is_that_of_softmax_and_a_number_for_each_round():
+def test_the_cache_is_that_of_softmax_plus_one_hash_per_round():
     sizes = [
         state_bytes(case(family, True).init_state(capacity=32).layers) / (SHAPE["num_layers"] * BATCH * 32 * HEADS)
         for family in ("transformer", "reformer")
@@ -159,7 +159,7 @@ def test_the_cache_is_that_of_softmax_and_a_number_for_each_round():
         ({"num_heads": 5}, "must be a multiple of model.num_heads=5"),
     ],
 )
-def test_keys_that_are_refused(keys, message):
+def test_invalid_keys(keys, message):
     with pytest.raises(InputError, match=message):
         Case("reformer", True, keys)
 

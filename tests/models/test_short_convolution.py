@@ -1,4 +1,4 @@
-"""`model.short_convolution` in models: the contract of a sublayer with it, and nothing at all without it."""
+"""`model.short_convolution`: sublayers with convolutions, and no parameter or state without it."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from models.cases import (
     assert_close,
     case,
     model_config,
-    real,
+    real_tokens,
     state_bytes,
     targets,
     tokens,
@@ -36,14 +36,14 @@ RTOL = 1e-5
 each = pytest.mark.parametrize("family", FAMILIES)
 
 
-def convolved(family: str, causal: bool = True, **more) -> Case:
+def convolved_case(family: str, causal: bool = True, **more) -> Case:
     return case(family, causal, **ON, **more)
 
 
 @pytest.mark.parametrize(("family", "causal"), FORMS)
 def test_it_equals_the_oracle(family, causal):
-    """Packed rows, forward, and the gradient of every parameter along a random direction."""
-    model, keep = convolved(family, causal), real(PACKED)
+    """Logits of packed sequences, and gradients of all parameters along a random direction."""
+    model, keep = convolved_case(family, causal), real_tokens(PACKED)
     logits, _, grads = model.run(PACKED)
     assert_close(logits[keep], model.oracle(PACKED)[keep], RTOL)
     for path, grad in jax.tree_util.tree_leaves_with_path(grads["layers"]["sublayer_0"]["convolutions"]):
@@ -53,8 +53,8 @@ def test_it_equals_the_oracle(family, causal):
     shares = jax.tree.leaves(jax.tree.map(lambda g, d: (g.astype(np.float64) * d).sum(), grads, direction))
 
     def loss(step):
-        moved = jax.tree.map(lambda p, d: p.astype(np.float64) + step * d, model.params, direction)
-        return cross_entropy(model.oracle(PACKED, params=moved), targets(), keep)
+        shifted_params = jax.tree.map(lambda p, d: p.astype(np.float64) + step * d, model.params, direction)
+        return cross_entropy(model.oracle(PACKED, params=shifted_params), targets(), keep)
 
     slope = (loss(1e-6) - loss(-1e-6)) / 2e-6
     np.testing.assert_allclose(sum(shares), slope, rtol=0, atol=1e-5 * len(shares))
@@ -62,15 +62,15 @@ def test_it_equals_the_oracle(family, causal):
 
 @pytest.mark.parametrize("family", ["transformer_plus_plus", "aft_conv", "linear_transformer"])
 def test_with_silu(family):
-    model = convolved(family, **{"convolution.activation": "silu"})
+    model = convolved_case(family, **{"convolution.activation": "silu"})
     logits = np.asarray(model.logits(model.params, tokens(), PACKED))
-    assert_close(logits[real(PACKED)], model.oracle(PACKED)[real(PACKED)], RTOL)
+    assert_close(logits[real_tokens(PACKED)], model.oracle(PACKED)[real_tokens(PACKED)], RTOL)
 
 
 @each
 def test_prefill_from_anywhere_then_steps(family):
-    """In parts of any size, also none, each row from its own place."""
-    model, inputs = convolved(family), tokens()
+    """In parts of any size, also empty, each sequence from its position."""
+    model, inputs = convolved_case(family), tokens()
     expected = np.asarray(model.logits(model.params, inputs))
     state, starts = model.init_state(), np.zeros(BATCH, int)
     for lengths in ((1, 2), (12, 0), (0, 16), (3, 1)):
@@ -91,8 +91,8 @@ def test_prefill_from_anywhere_then_steps(family):
 
 
 @each
-def test_later_tokens_change_nothing_before_them(family):
-    model, changed = convolved(family), tokens().copy()
+def test_later_tokens_do_not_change_earlier_outputs(family):
+    model, changed = convolved_case(family), tokens().copy()
     changed[:, 12:] = (changed[:, 12:] + 7) % SHAPE["vocab_size"]
     before, after = (np.asarray(model.logits(model.params, ids)) for ids in (tokens(), changed))
     np.testing.assert_array_equal(after[:, :12], before[:, :12])
@@ -101,29 +101,29 @@ def test_later_tokens_change_nothing_before_them(family):
 
 @pytest.mark.parametrize(("family", "causal"), FORMS)
 def test_neighbours_and_padding_do_not_matter(family, causal):
-    """A filter that crosses a border leaks where nothing else does: the first and the last tokens of a document."""
-    model, kept = convolved(family, causal), np.zeros((BATCH, LENGTH), bool)
-    kept[0, 13:22], kept[1, :17] = True, True
-    other = np.where(kept, tokens(), np.random.default_rng(6).integers(SHAPE["vocab_size"], size=kept.shape))
+    """A filter that crosses a border would leak into the first and last tokens of a document."""
+    model, keep = convolved_case(family, causal), np.zeros((BATCH, LENGTH), bool)
+    keep[0, 13:22], keep[1, :17] = True, True
+    other = np.where(keep, tokens(), np.random.default_rng(6).integers(SHAPE["vocab_size"], size=keep.shape))
     one, two = (np.asarray(model.logits(model.params, ids, PACKED)) for ids in (tokens(), other))
-    assert_close(two[kept], one[kept], 1e-6)
+    assert_close(two[keep], one[keep], 1e-6)
 
 
 @pytest.mark.slow
 @each
-def test_scanned_and_unrolled_are_the_same(family):
-    expected, found = convolved(family).run(PACKED), convolved(family, scan_layers=False).run(PACKED)
-    assert_close(found[0][real(PACKED)], expected[0][real(PACKED)], RTOL)
-    assert found[1] == pytest.approx(expected[1], rel=RTOL)
+def test_scanned_equals_unrolled(family):
+    expected, actual = convolved_case(family).run(PACKED), convolved_case(family, scan_layers=False).run(PACKED)
+    assert_close(actual[0][real_tokens(PACKED)], expected[0][real_tokens(PACKED)], RTOL)
+    assert actual[1] == pytest.approx(expected[1], rel=RTOL)
 
 
 @pytest.mark.parametrize(("family", "causal"), [("flash", True), ("transformer_plus_plus", False)])
-def test_it_begins_as_the_model_without(family, causal):
-    """Each filter starts as its own token's; and without the key there is neither a parameter nor a state."""
+def test_it_starts_as_the_model_without(family, causal):
+    """Each filter starts as the identity; without the key there is no parameter and no state."""
     build = lambda **keys: build_model(model_config(family, causal, **keys), rngs=nnx.Rngs(0))
     plain, model = build(), build(**ON)
-    of_plain, of_model = (nnx.state(one, nnx.Param)["layers"]["sublayer_0"] for one in (plain, model))
-    assert "convolutions" in of_model and "convolutions" not in of_plain
+    plain_layer, model_layer = (nnx.state(one, nnx.Param)["layers"]["sublayer_0"] for one in (plain, model))
+    assert "convolutions" in model_layer and "convolutions" not in plain_layer
     np.testing.assert_allclose(model(tokens(), PACKED), plain(tokens(), PACKED), rtol=1e-5, atol=1e-6)
     if causal:
         without, with_ = (jax.eval_shape(lambda one=one: one.init_state(1)).layers[0] for one in (plain, model))
@@ -131,7 +131,7 @@ def test_it_begins_as_the_model_without(family, causal):
 
 
 def test_the_state_holds_the_last_inputs():
-    """Three of each convolved channel of a layer: queries, keys and values; their dtype is that of other caches."""
+    """Three inputs per convolved channel of queries, keys and values; their dtype is that of other caches."""
     without, with_ = (case("linear_transformer", True, **keys) for keys in ({}, ON))
     more = state_bytes(with_.init_state()) - state_bytes(without.init_state())
     assert more == 4 * SHAPE["num_layers"] * BATCH * 3 * 3 * SHAPE["model_dim"]
@@ -142,7 +142,7 @@ def test_the_state_holds_the_last_inputs():
 @pytest.mark.parametrize("length", [1, 3, 29])
 @pytest.mark.parametrize(("family", "causal"), FORMS)
 def test_parameters_and_flops_are_counted(family, causal, length):
-    model = convolved(family, causal)
+    model = convolved_case(family, causal)
     assert sum(x.size for x in jax.tree.leaves(model.params)) == sizes.parameters(model.settings)
     flops = model.model(model.params).flops_per_token(length) * length
     assert flops == pytest.approx(sizes.flops(model.settings, length), rel=1e-9)
@@ -156,10 +156,10 @@ def test_shared_heads_of_keys():
 
 
 @pytest.mark.parametrize("taps", [1, -1, 65])
-def test_how_many_taps_there_may_be(taps):
+def test_invalid_numbers_of_taps(taps):
     with pytest.raises(InputError, match=r"model.short_convolution=.* must be 0 \(none\), or 2 to 64 taps"):
         build_model(model_config("flash", True, short_convolution=taps), rngs=nnx.Rngs(0))
 
 
-def test_a_llama_has_none():
+def test_a_llama_has_no_short_convolution():
     assert "short_convolution" in unsupported_keys(case("transformer_plus_plus", True, **ON).config)

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs against closed forms, the papers' figures, and XLA's count."""
+"""Parameters and FLOPs against closed forms, the papers' numbers, and XLA's count."""
 
 import math
 
@@ -90,7 +90,7 @@ def test_flops_count_the_visible_pairs(family, causal, length, options):
     assert flops == pytest.approx(sizes.flops(model.settings, length), rel=1e-9)
 
 
-COUNTED = [family for family in FAMILIES if oracle_families.FAMILIES[family].counted]
+COUNTED = [family for family in FAMILIES if oracle_families.FAMILIES[family].xla_counts_flops]
 
 
 @pytest.mark.representatives("transformer_plus_plus", "flash", "aft_local")
@@ -98,13 +98,13 @@ COUNTED = [family for family in FAMILIES if oracle_families.FAMILIES[family].cou
     "family", [x if x in ("flash", "performer") else pytest.param(x, marks=pytest.mark.slow) for x in COUNTED]
 )
 def test_flops_are_those_that_xla_counts(family, monkeypatch):
-    """One layer without loops, where XLA counts each product once, and so wide that there is little else to count."""
+    """One layer without loops, where XLA counts each product, and so wide that products dominate."""
     monkeypatch.setattr(aft, "_SIMPLE_BLOCK", 512)
     monkeypatch.setattr(blocked_attention, "SMALLEST", 512)
     monkeypatch.setattr(offset_attention, "_UNROLLED", 64)
-    # Of the two forms the one that has no product where there is no w.
+    # Use the form without products for pairs without w.
     monkeypatch.setattr(aft, "fits", lambda k, v, bias: jnp.zeros((), bool))
-    shape = {"num_layers": 1, "model_dim": 256, "num_heads": 2} | dict(oracle_families.FAMILIES[family].counted_at)
+    shape = {"num_layers": 1, "model_dim": 256, "num_heads": 2} | dict(oracle_families.FAMILIES[family].xla_keys)
     plain = {"quadratic.implementation": "plain", "scan_layers": False, "max_length": 512}
     model, length = case(family, False, **shape, **plain), 512
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)

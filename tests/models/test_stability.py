@@ -1,4 +1,4 @@
-"""What keeps scores and logits small: norms of queries and keys, and a soft cap of the logits."""
+"""Bounds on scores and logits: query-key norm, and a soft cap of the logits."""
 
 import jax
 import jax.numpy as jnp
@@ -12,25 +12,25 @@ from flash_lm.families.family import FAMILIES, complete, unused_keys
 from flash_lm.models.llama import unsupported_keys
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.models.output_heads import HeadInputs, SoftmaxOptions
-from models.cases import FORM, assert_close, case, model_config, rows_of
+from models.cases import FORM, assert_close, case, model_config, standard_segment_ids
 from models.cases import tokens as some_tokens
 
 B, L, D, H = 2, 7, 32, 2
 
 
-def built(**keys):
+def build(**keys):
     return build_model(model_config("transformer_plus_plus", True, num_layers=1, **keys), rngs=nnx.Rngs(0))
 
 
-def rotated(x_LxK, base=10_000.0):
-    """Halves of a vector as pairs, as in Llama."""
+def rotate(x_LxK, base=10_000.0):
+    """Applies rotary positions to the halves of a vector, as in Llama."""
     length, width = x_LxK.shape
     angles = np.arange(length)[:, None] * base ** (-np.arange(0, width, 2) / width)
     a, b = np.split(x_LxK, 2, axis=1)
     return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], axis=1)
 
 
-def test_normal_queries_and_keys_are_those_of_the_formula():
+def test_normalised_queries_and_keys_follow_the_formula():
     mixer = build_mixer("transformer_plus_plus", model_dim=D, num_heads=H, query_key_norm=True, rngs=nnx.Rngs(0))
     attention, draw, width = mixer.sublayer, np.random.default_rng(0), D // H
     gains = draw.uniform(0.5, 2, size=(2, width))
@@ -45,7 +45,7 @@ def test_normal_queries_and_keys_are_those_of_the_formula():
         joined = []
         for i in range(H):
             normal = [y / np.sqrt((y**2).mean(axis=1, keepdims=True) + 1e-6) for y in (q[i], k[i])]
-            q_i, k_i = (rotated(y * gain) for y, gain in zip(normal, gains, strict=True))
+            q_i, k_i = (rotate(y * gain) for y, gain in zip(normal, gains, strict=True))
             scores = q_i @ k_i.T / np.sqrt(width)
             scores[np.triu_indices(L, 1)] = -np.inf
             p = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -55,34 +55,40 @@ def test_normal_queries_and_keys_are_those_of_the_formula():
 
 
 NORMED = [name for name, row in FAMILIES.items() if "model.query_key_norm" in row.reads()]
-DAILY = ("longformer", "mc_tfm", "linear_transformer")  # projections of its own, variants of a norm, features of it
+QUICK = (
+    "longformer",
+    "mc_tfm",
+    "linear_transformer",
+)  # separate projections, variants, and features of normalised queries
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in DAILY else pytest.mark.slow) for name in NORMED]
+    "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NORMED]
 )
-def test_each_family_of_heads_is_its_oracle_with_the_norm(family):
-    own = case(family, FORM[family], query_key_norm=True)
-    assert any("query_norm" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(own.params))
-    logits = own.logits(own.params, some_tokens(), rows_of(family))
-    here = rows_of(family) > 0
-    assert_close(np.asarray(logits)[here], own.oracle(rows_of(family))[here], 2e-4, family)
+def test_each_family_with_the_norm_equals_its_oracle(family):
+    model = case(family, FORM[family], query_key_norm=True)
+    assert any("query_norm" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(model.params))
+    logits = model.logits(model.params, some_tokens(), standard_segment_ids(family))
+    keep = standard_segment_ids(family) > 0
+    assert_close(np.asarray(logits)[keep], model.oracle(standard_segment_ids(family))[keep], 2e-4, family)
 
 
-def test_global_tokens_have_norms_of_their_own():
+def test_global_tokens_have_separate_norms():
     keys = {"window.global_tokens": 2, "query_key_norm": True}
-    own = case("longformer", False, **keys)
-    logits = np.asarray(own.logits(own.params, some_tokens(), rows_of("longformer")))
-    here = rows_of("longformer") > 0
-    assert_close(logits[here], own.oracle(rows_of("longformer"))[here], 2e-4)
+    model = case("longformer", False, **keys)
+    logits = np.asarray(model.logits(model.params, some_tokens(), standard_segment_ids("longformer")))
+    keep = standard_segment_ids("longformer") > 0
+    assert_close(logits[keep], model.oracle(standard_segment_ids("longformer"))[keep], 2e-4)
     other = jax.tree_util.tree_map_with_path(
-        lambda path, x: 2 * x if "global_key_norm" in jax.tree_util.keystr(path) else x, own.params
+        lambda path, x: 2 * x if "global_key_norm" in jax.tree_util.keystr(path) else x, model.params
     )
-    assert not np.allclose(logits[here], own.oracle(rows_of("longformer"), params=other)[here], atol=1e-2)
+    assert not np.allclose(
+        logits[keep], model.oracle(standard_segment_ids("longformer"), params=other)[keep], atol=1e-2
+    )
 
 
-def test_steps_normalise_as_whole_rows_do():
-    model = built(query_key_norm=True)
+def test_steps_normalise_like_full_sequences():
+    model = build(query_key_norm=True)
     tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
     expected, state = np.asarray(model(tokens)), model.init_state(B)
     _, state = model.prefill(tokens[:, :3], state)
@@ -92,7 +98,7 @@ def test_steps_normalise_as_whole_rows_do():
 
 
 def test_large_weights_leave_the_scores_as_they_are():
-    """Ten times the queries' weights change nothing, and without the norm they do."""
+    """Scaling the query weights by ten has no effect with the norm, but has one without."""
     tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
 
     def change(model):
@@ -101,13 +107,13 @@ def test_large_weights_leave_the_scores_as_they_are():
         kernel[...] = 10 * kernel[...]
         return np.abs(np.asarray(model(tokens)) - before).max()
 
-    assert change(built(query_key_norm=True)) < 1e-4 < 1e-2 < change(built())
+    assert change(build(query_key_norm=True)) < 1e-4 < 1e-2 < change(build())
 
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_logits_stay_within_the_cap_everywhere(tie):
-    """In whole rows, steps, loss and scores; the loss is that of the logits."""
-    model = built(**{"softmax.cap": 1.5, "tie_embeddings": tie})
+    """In full sequences, steps, loss and scores; the loss agrees with the logits."""
+    model = build(**{"softmax.cap": 1.5, "tie_embeddings": tie})
     table = model.embedding if tie else model.output_embedding
     table[...] = 5 * table[...]
     tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
@@ -130,7 +136,7 @@ def test_logits_stay_within_the_cap_everywhere(tie):
     assert float(scores["nll"].sum()) == pytest.approx(expected, rel=1e-4)
 
 
-def test_neither_is_a_llama():
+def test_a_llama_has_neither_norm_nor_cap():
     for keys, name in (({"query_key_norm": True}, "query_key_norm"), ({"softmax.cap": 30.0}, "softmax.cap")):
         config = complete(parse_model(model_config("transformer_plus_plus", True, **keys)))
         assert name in unsupported_keys(config)

@@ -1,4 +1,4 @@
-"""Transformer-XL: the derivative that ends at the memory, what the memory holds, others' mistakes."""
+"""Transformer-XL: gradients stop at the memory, visible tokens of the memory, bugs of other code."""
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +14,19 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.context import make_context
 from flash_lm.ops.positions import skew
-from models.cases import LENGTH, SHAPE, Case, assert_close, case, model_config, randomised, state_bytes, tokens
+from models.cases import LENGTH, SHAPE, Case, assert_close, case, draw_parameters, model_config, state_bytes, tokens
 
 DIM, SEGMENT = SHAPE["model_dim"], SHAPE["xl.segment"]
 
 
 class Attention:
-    """The sublayer alone, with random parameters."""
+    """The attention sublayer alone, with random parameters."""
 
     def __init__(self, causal: bool = True, **keys):
         self.config = complete(parse_model(model_config("transformer_xl", causal, **keys)))
         self.causal, sublayer = causal, FAMILIES["transformer_xl"].sublayers[0](self.config, rngs=nnx.Rngs(0))
         self.graph, state = nnx.split(sublayer)
-        self.params = randomised(nnx.to_pure_dict(state))
+        self.params = draw_parameters(nnx.to_pure_dict(state))
         self.state = state
 
     def __call__(self, params, x_LxD) -> jax.Array:
@@ -35,7 +35,7 @@ class Attention:
         return nnx.merge(self.graph, self.state)(jnp.asarray(x_LxD, jnp.float32)[None], context)[0]
 
 
-def input_of(seed: int) -> np.ndarray:
+def draw_input(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(LENGTH, DIM))
 
 
@@ -44,9 +44,9 @@ def input_of(seed: int) -> np.ndarray:
     [(False, True), (True, True), pytest.param(False, False, marks=pytest.mark.slow)],
     ids=["ends", "goes-through", "bidirectional"],
 )
-def test_the_derivative_ends_at_the_memory(gradient, causal):
-    """Against differences of the oracle whose memory stays where it is, or moves along, as it does both ways."""
-    attention, x, weight = Attention(causal, **{"xl.memory_gradient": gradient}), input_of(0), input_of(1)
+def test_the_derivative_stops_at_the_memory(gradient, causal):
+    """Against differences of the oracle with a constant memory, or one that follows x, as in the bidirectional form."""
+    attention, x, weight = Attention(causal, **{"xl.memory_gradient": gradient}), draw_input(0), draw_input(1)
     through = gradient or not causal
     loss = lambda params, x: (attention(params, x) * jnp.asarray(weight, jnp.float32)).sum()
     d_params, d_x = jax.grad(loss, argnums=(0, 1))(attention.params, jnp.asarray(x, jnp.float32))
@@ -57,17 +57,19 @@ def test_the_derivative_ends_at_the_memory(gradient, causal):
         settings = case("transformer_xl", True).settings
         return (segment_attention(x_LxD, params, row, settings, None if through else x) * weight).sum()
 
-    step, direction = 1e-6, input_of(2)
+    step, direction = 1e-6, draw_input(2)
     slope = (oracle(params, x + step * direction) - oracle(params, x - step * direction)) / (2 * step)
     np.testing.assert_allclose((np.asarray(d_x) * direction).sum(), slope, rtol=1e-4)
 
-    # The weights of keys and values learn from the memory either way: there x is a constant.
+    # The weights of keys and values always get gradients from the memory, with x constant.
     rng = np.random.default_rng(3)
-    moves = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), params)
-    at = lambda n: jax.tree.map(lambda leaf, move: leaf + n * step * move, params, moves)
-    slope = (oracle(at(1), x) - oracle(at(-1), x)) / (2 * step)
-    found = sum(jax.tree.leaves(jax.tree.map(lambda d, move: (np.asarray(d) * move).sum(), d_params, moves)))
-    np.testing.assert_allclose(found, slope, rtol=1e-4)
+    directions = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), params)
+    params_at = lambda n: jax.tree.map(lambda leaf, move: leaf + n * step * move, params, directions)
+    slope = (oracle(params_at(1), x) - oracle(params_at(-1), x)) / (2 * step)
+    slope_by_params = sum(
+        jax.tree.leaves(jax.tree.map(lambda d, move: (np.asarray(d) * move).sum(), d_params, directions))
+    )
+    np.testing.assert_allclose(slope_by_params, slope, rtol=1e-4)
 
 
 def test_a_memory_without_derivative_gives_the_same_outputs():
@@ -75,25 +77,25 @@ def test_a_memory_without_derivative_gives_the_same_outputs():
     np.testing.assert_array_equal(constant.logits(constant.params, tokens()), through.logits(through.params, tokens()))
 
 
-def test_the_first_place_of_the_memory_is_seen():
-    """kimiyoung/transformer-xl's same_length mask in another library hides it (transformers#14832)."""
-    attention, x = Attention(), input_of(0)
+def test_the_first_token_of_the_memory_is_visible():
+    """kimiyoung/transformer-xl's same_length mask hides it in transformers (#14832)."""
+    attention, x = Attention(), draw_input(0)
     before, last = attention(attention.params, x), 2 * SEGMENT - 1
     changed = attention(attention.params, np.where(np.arange(LENGTH)[:, None] == 0, x + 1, x))
     moved = np.abs(np.asarray(changed - before)).max(axis=-1) > 1e-6
     np.testing.assert_array_equal(np.flatnonzero(moved), np.arange(last + 1))
 
 
-def test_nothing_stands_above_the_diagonal():
-    """The published shift leaves scores of other queries there, which only a causal mask hides."""
-    scores_CxW = jnp.arange(3)[:, None] * 100 + jnp.arange(9)[None]  # query i, and what it has at the w-th distance
+def test_relative_shift_is_correct_above_the_diagonal():
+    """The published shift leaves scores of other queries above the diagonal, which only a causal mask hides."""
+    scores_CxW = jnp.arange(3)[:, None] * 100 + jnp.arange(9)[None]  # score of query i at the w-th distance
     np.testing.assert_array_equal(
         skew(scores_CxW, 6), [[3, 4, 5, 6, 7, 8], [102, 103, 104, 105, 106, 107], [201, 202, 203, 204, 205, 206]]
     )
 
 
-def test_rows_within_two_segments_are_attention_to_all(causal=True):
-    """Segments that hold the row, or half of it, see what one segment sees."""
+def test_sequences_within_two_segments_have_full_attention(causal=True):
+    """Segments of the full length and of half of it give the same output."""
     wide, half = (case("transformer_xl", causal, **{"xl.segment": size}) for size in (LENGTH, 15))
     assert_close(half.logits(half.params, tokens()), np.asarray(wide.logits(wide.params, tokens())), 1e-5)
 
@@ -112,19 +114,19 @@ def test_bytes_of_the_state():
         ({"xl.segment": 0}, "model.xl.segment=0"),
     ],
 )
-def test_what_cannot_be_built(keys, message):
+def test_invalid_models(keys, message):
     with pytest.raises(InputError, match=message):
         build_model(model_config("transformer_xl", True, **keys), rngs=nnx.Rngs(0))
 
 
 @pytest.mark.slow
 def test_decoding_in_bfloat16_states():
-    """Half of the bytes, and logits near those of float32."""
+    """Half the bytes, and logits close to those of float32."""
     exact, half = (Case("transformer_xl", True, {"state_dtype": dtype}) for dtype in ("float32", "bfloat16"))
     assert state_bytes(half.init_state().layers) * 2 == state_bytes(exact.init_state().layers)
-    found = [model.prefill(model.params, tokens()[:, :20], model.init_state())[1] for model in (exact, half)]
+    states = [model.prefill(model.params, tokens()[:, :20], model.init_state())[1] for model in (exact, half)]
     logits = [
         np.asarray(model.step(model.params, tokens()[:, 20], state)[0])
-        for model, state in zip((exact, half), found, strict=True)
+        for model, state in zip((exact, half), states, strict=True)
     ]
     assert 0 < np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max() < 0.03

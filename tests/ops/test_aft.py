@@ -1,4 +1,4 @@
-"""AFT's sums against log-space loops in float64: keys thirty times as large, packed rows, windows of all sizes."""
+"""AFT against log-space loops in float64: large keys, packed sequences, windows of all sizes."""
 
 import functools
 import itertools
@@ -26,8 +26,8 @@ def draw(*shape: int, scale: float = 1.0) -> np.ndarray:
     return normal.astype(np.float32)
 
 
-def factorised(window: int | None):
-    """w of a pair, as PositionBias and as a function of (row, head, t, u)."""
+def make_position_bias(window: int | None):
+    """Returns the pair bias w as a PositionBias and as a function of (batch, head, t, u)."""
     u, v = draw(2, L, 3, scale=1.5), draw(3, L, 3)[:2]
     near = lambda t, other: window is None or abs(t - other) < window
     return PositionBias(INDEX, INDEX, window, jnp.asarray(u), jnp.asarray(v)), (
@@ -35,7 +35,7 @@ def factorised(window: int | None):
     )
 
 
-def filters(window: int, causal: bool):
+def make_tap_bias(window: int, causal: bool):
     taps = draw(HEADS, window if causal else 2 * window - 1, scale=6.0)
     first = 0 if causal else window - 1
     return TapBias(INDEX, INDEX, window, jnp.asarray(taps)), (
@@ -47,24 +47,24 @@ KINDS = ["simple", "full", "conv", *(f"window {n}" for n in (1, 8, 11, 60))]
 
 
 def setting(kind: str, causal: bool, scale: float):
-    """Keys, values, w for the library and w for the oracle."""
+    """Returns keys, values, w for the library, and w for the oracle."""
     heads = HEADS if kind == "conv" else 1
     k = draw(2, heads, L, 1 if kind == "conv" else E, scale=scale)
-    w = {"simple": lambda: (None, lambda b, h, t, u: 0.0), "full": lambda: factorised(None)}
-    w |= {"conv": lambda: filters(5, causal)}
-    bias, of_pair = w[kind]() if kind in w else factorised(int(kind.split()[1]))
-    return k, draw(2, heads, L, E), bias, of_pair
+    w = {"simple": lambda: (None, lambda b, h, t, u: 0.0), "full": lambda: make_position_bias(None)}
+    w |= {"conv": lambda: make_tap_bias(5, causal)}
+    bias, pair_bias = w[kind]() if kind in w else make_position_bias(int(kind.split()[1]))
+    return k, draw(2, heads, L, E), bias, pair_bias
 
 
 @functools.cache
-def compiled(kind: str, causal: bool, blocks: str):
-    """Of one kind, whatever the keys are; the blocks are those that are set when it is called first."""
+def compile_aft(kind: str, causal: bool, blocks: str):
+    """Compiles one kind for all keys; the block sizes are those set at the first call."""
     runs = find_segments(jnp.asarray(IDS)).runs_BxL
     return jax.jit(lambda k, v, bias: aft.aft(k, v, runs, bias, causal=causal))
 
 
-def chosen(k, v, bias) -> bool:
-    """Whether products are."""
+def uses_products(k, v, bias) -> bool:
+    """Whether the keys are small enough for the form with matrix products."""
     return bool(fits(jnp.asarray(k), jnp.asarray(v), bias))
 
 
@@ -72,7 +72,7 @@ slow_both_ways = [True, pytest.param(False, marks=pytest.mark.slow)]
 
 
 def is_quick(kind: str, blocks: str, causal: bool) -> bool:
-    """Each is a program of its own to compile; what is bidirectional is the causal form twice."""
+    """Whether a case is quick: each compiles a program, and the bidirectional form is the causal one twice."""
     return kind in KINDS and (causal or (blocks == "large" and kind in ("full", "window 8")))
 
 
@@ -85,13 +85,13 @@ def is_quick(kind: str, blocks: str, causal: bool) -> bool:
     ],
 )
 def test_values(kind, causal, blocks, scale, monkeypatch):
-    if blocks == "small":  # so that the blocks of large rectangles, of AFT-simple and of products are several
+    if blocks == "small":  # so that each form has several blocks
         monkeypatch.setattr(aft, "QUERY_BLOCK", 4)
         monkeypatch.setattr(aft, "_SIMPLE_BLOCK", 4)
         monkeypatch.setattr(aft_products, "_BLOCK", 4)
     k, v, bias, w = setting(kind, causal, scale)
-    assert chosen(k, v, bias) is (scale == 1)
-    out = np.asarray(compiled(kind, causal, blocks)(k, v, bias))
+    assert uses_products(k, v, bias) is (scale == 1)
+    out = np.asarray(compile_aft(kind, causal, blocks)(k, v, bias))
     for b, ids in enumerate(IDS.tolist()):
         row = Row(visibility(ids, causal), list(range(L)))
         for h in range(k.shape[1]):
@@ -105,7 +105,7 @@ def test_values(kind, causal, blocks, scale, monkeypatch):
     "kind", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simple", "window 11", "conv"))]
 )
 def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
-    """Of keys, values and w; in several blocks."""
+    """Gradients of keys, values and w, in several blocks."""
     monkeypatch.setattr(aft_products, "_BLOCK", 8)
     k, v, bias, _ = setting(kind, causal, 1.0)
     runs = find_segments(jnp.asarray(IDS if packed else IDS[1:].repeat(2, 0) * (np.arange(L) < 40))).runs_BxL
@@ -123,7 +123,7 @@ def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
         return jax.jit(jax.value_and_grad(loss))(floats)
 
     arguments = (jnp.asarray(k), jnp.asarray(v), bias)
-    assert chosen(*arguments)
+    assert uses_products(*arguments)
     products = gradients(*arguments)
     monkeypatch.setattr(aft, "fits", lambda k, v, bias: jnp.zeros((), bool))
     stable = gradients(*arguments)
@@ -133,11 +133,11 @@ def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["simple", "full", "window 8"])
 def test_nan_is_not_hidden_and_does_not_reach_earlier_tokens(kind):
-    for place in (0, 1):
+    for which in (0, 1):
         arrays = [*setting(kind, True, 1.0)[:2]]
         bias = setting(kind, True, 1.0)[2]
-        arrays[place][:, :, 20] = np.nan
-        assert not chosen(*arrays, bias)
+        arrays[which][:, :, 20] = np.nan
+        assert not uses_products(*arrays, bias)
         out = np.asarray(
             jax.jit(lambda k, v, bias: aft.aft(k, v, whole_row(L).runs_BxL, bias, causal=True))(*arrays, bias)
         )
@@ -145,12 +145,12 @@ def test_nan_is_not_hidden_and_does_not_reach_earlier_tokens(kind):
 
 
 def test_the_largest_key_and_the_largest_w_of_different_keys():
-    """Far apart, exp(K − max K) · exp(w − max w) would be 0 of both, and the mean 0 / 0; so w has a largest size."""
+    """With both far apart, exp(K − max K) · exp(w − max w) would underflow and the mean be 0 / 0, so w is clipped."""
     k, v = draw(2, 1, L, E), draw(2, 1, L, E)
-    u, of_keys = np.full((2, L, 1), 10.0, np.float32), draw(2, L, 1)
-    k[:, :, 5::9], of_keys[:, 5::9] = 120.0, -10.0
-    of_keys[:, 3::9] = 10.0
-    bias = PositionBias(INDEX, INDEX, None, jnp.asarray(u), jnp.asarray(of_keys))
+    u, key_bias = np.full((2, L, 1), 10.0, np.float32), draw(2, L, 1)
+    k[:, :, 5::9], key_bias[:, 5::9] = 120.0, -10.0
+    key_bias[:, 3::9] = 10.0
+    bias = PositionBias(INDEX, INDEX, None, jnp.asarray(u), jnp.asarray(key_bias))
     runs = find_segments(jnp.asarray(IDS)).runs_BxL
 
     def loss(k, v, bias):
@@ -160,7 +160,7 @@ def test_the_largest_key_and_the_largest_w_of_different_keys():
     grads, out = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(k, v, bias)
     assert all(np.isfinite(x).all() for x in grads)
     for b, ids in enumerate(IDS.tolist()):
-        w = lambda t, u, b=b: float(np.clip(10.0 * of_keys[b, u, 0], -40, 40))
+        w = lambda t, u, b=b: float(np.clip(10.0 * key_bias[b, u, 0], -40, 40))
         row = Row(visibility(ids, True), list(range(L)))
         expected = mix(k[b, 0].astype(float), v[b, 0].astype(float), row, w)
         np.testing.assert_allclose(np.asarray(out)[b, 0], expected, rtol=0, atol=1e-5)
@@ -169,14 +169,14 @@ def test_the_largest_key_and_the_largest_w_of_different_keys():
 @pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 30.0])
 @pytest.mark.parametrize("kind", ["simple", "full", "window 8", "conv"])
 def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
-    """Rows at different places, parts of any length, also none; capacity beyond the row."""
+    """Sequences at different positions, parts of any length, also empty; a capacity larger than the sequence."""
     for module in (aft, aft_decode):
         monkeypatch.setattr(module, "QUERY_BLOCK", 8)
     k, v, bias, _ = setting(kind, True, scale)
     ones = jnp.ones((2, L), jnp.int32)
     expected = np.asarray(jax.jit(lambda k, v, bias: aft.aft(k, v, ones, bias, causal=True))(k, v, bias))
 
-    def bias_of(queries, keys):
+    def select_bias(queries, keys):
         if bias is None:
             return None
         if isinstance(bias, TapBias):
@@ -190,18 +190,18 @@ def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
         empty = lambda n: jnp.zeros((2, heads, 64, n))
         state, consume = aft_decode.FullState(empty(width), empty(E)), aft_decode.prefill_full
     else:
-        kept = bias.window - 1 if bias is not None else 0
-        state, consume = aft_decode.init_window(2, heads, kept, width, E), aft_decode.prefill_window
+        memory_length = bias.window - 1 if bias is not None else 0
+        state, consume = aft_decode.init_window(2, heads, memory_length, width, E), aft_decode.prefill_window
     start = np.zeros(2, np.int32)
     consume = jax.jit(consume, static_argnums=5)
     for parts in ((13, 2), (0, 7), (1, 1), (17, 20), (1, 0), (12, 14), (1, 1)):
         lengths = np.array(parts, np.int32)
         size = 20 if max(parts) > 1 else 1  # two compiled shapes
-        place = (start[:, None] + np.arange(size)).clip(0, L - 1)
-        take = lambda x, place=place: np.take_along_axis(x, place[:, None, :, None], axis=2)
-        out, state = consume(jnp.asarray(take(k)), jnp.asarray(take(v)), state, start, lengths, bias_of)
+        index = (start[:, None] + np.arange(size)).clip(0, L - 1)
+        take = lambda x, index=index: np.take_along_axis(x, index[:, None, :, None], axis=2)
+        out, state = consume(jnp.asarray(take(k)), jnp.asarray(take(v)), state, start, lengths, select_bias)
         for b, n in enumerate(parts):
-            here = expected[b, :, start[b] : start[b] + n]
-            np.testing.assert_allclose(np.asarray(out)[b, :, :n], here, rtol=0, atol=1e-5)
+            expected_part = expected[b, :, start[b] : start[b] + n]
+            np.testing.assert_allclose(np.asarray(out)[b, :, :n], expected_part, rtol=0, atol=1e-5)
         start += lengths
     assert start.tolist() == [45, 45]

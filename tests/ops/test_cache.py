@@ -1,4 +1,4 @@
-"""Writing to a cache, against a loop; and that a loop over tokens does it in place."""
+"""Writing to a KV cache against a loop; a loop over tokens updates it without a copy."""
 
 import re
 
@@ -11,7 +11,7 @@ from flash_lm.ops.kv_cache import write
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 3), (1, 2, 1), (3, 2, 4)], ids=str)
-def test_new_tokens_stand_in_their_slots_and_what_has_none_is_dropped(shape):
+def test_new_tokens_are_written_to_their_slots_or_dropped_without_one(shape):
     batch, heads, length = shape
     capacity, rng = 9, np.random.default_rng(0)
     cache = rng.normal(size=(batch, heads, capacity, 5)).astype(np.float32)
@@ -28,7 +28,7 @@ def test_new_tokens_stand_in_their_slots_and_what_has_none_is_dropped(shape):
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_loop_over_tokens_copies_no_cache(heads):
-    """The products that read the cache would have it twice, see `write`."""
+    """A product that reads the cache could make XLA copy it, see `write`."""
 
     def one_token(loop):
         i, cache, x_BxHx1xK = loop

@@ -1,4 +1,4 @@
-"""The sliced cross entropy against a float64 loop, for any slice."""
+"""The chunked cross entropy against a float64 loop, for any chunk size."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def inputs():
 
 
 def oracle(features, table, targets, weights):
-    """Sum and gradients, a token at a time."""
+    """Computes the sum and its gradients token by token."""
     total, d_features, d_table = 0.0, np.zeros_like(features), np.zeros_like(table)
     for b in range(B):
         for t in range(L):
@@ -41,18 +41,18 @@ def test_value_and_gradients_equal_the_loop(chunk, parts):
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
     assert np.allclose(cross_entropy(*arguments, chunk, parts)[0], expected, rtol=1e-6)
 
-    def scaled(features, table):
+    def scaled_loss(features, table):
         return 3 * cross_entropy(features, table, *arguments[2:], chunk, parts)[0]
 
-    value, found = jax.value_and_grad(scaled, argnums=(0, 1))(*arguments[:2])
+    value, actual = jax.value_and_grad(scaled_loss, argnums=(0, 1))(*arguments[:2])
     assert np.allclose(value, 3 * expected, rtol=1e-6)
-    for a, b in zip(found, gradients, strict=True):
+    for a, b in zip(actual, gradients, strict=True):
         assert np.allclose(a, 3 * b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_z_loss_equals_the_loop(parts):
-    """z · log² Z, whose gradient by the logits is 2 z log Z times the softmax."""
+    """z · log² Z; its gradient by the logits is 2 z log Z · softmax."""
     features, table, targets, weights = inputs()
     z, (plain, d_features, d_table), extra = 0.3, oracle(features, table, targets, weights), 0.0
     for b, t in np.ndindex(weights.shape):
@@ -63,38 +63,38 @@ def test_z_loss_equals_the_loop(parts):
         d_features[b, t] += table.T @ d_logits
         d_table += np.outer(d_logits, features[b, t])
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    whole = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, parts, z)
-    (total, (apart, other)), found = jax.value_and_grad(whole, argnums=(0, 1), has_aux=True)(*arguments[:2])
+    loss = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, parts, z)
+    (total, (apart, other)), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(*arguments[:2])
     assert np.allclose((total, apart), (plain + extra, extra), rtol=1e-5) and other == 0
-    for a, b in zip(found, (d_features, d_table), strict=True):
+    for a, b in zip(gradients, (d_features, d_table), strict=True):
         assert np.allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.2), (0.3, 0.1)])
 def test_capped_logits_and_penalties_equal_the_formula(z_loss, smoothing):
-    """Value and gradients, in float64, for cap · tanh(logits / cap); a smoothed target has 1 − ε, a word ε / V."""
+    """Value and gradients in float64 for cap · tanh(logits / cap); targets have 1 − ε, and each word ε / V."""
     features, table, targets, weights = inputs()
     cap, h = 2.5, 1e-6
 
     def expected(features, table):
         logits = cap * np.tanh(features @ table.T / cap)
         log_z = np.log(np.exp(logits).sum(axis=-1))
-        wanted = (1 - smoothing) * np.eye(len(table))[targets] + smoothing / len(table)
-        nll = log_z - (wanted * logits).sum(axis=-1)
+        target_probs = (1 - smoothing) * np.eye(len(table))[targets] + smoothing / len(table)
+        nll = log_z - (target_probs * logits).sum(axis=-1)
         return (weights * (nll + z_loss * log_z**2)).sum()
 
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    whole = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, 2, z_loss, cap, smoothing)[0]
-    value, found = jax.value_and_grad(whole, argnums=(0, 1))(*arguments[:2])
+    loss = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, 2, z_loss, cap, smoothing)[0]
+    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(*arguments[:2])
     assert np.isclose(value, expected(features, table), rtol=1e-5)
-    for which, gradient in enumerate(found):
-        for place in np.ndindex(gradient.shape):
-            moved = [[features, table], [features, table]]
-            for sign, pair in zip((h, -h), moved, strict=True):
+    for which, gradient in enumerate(gradients):
+        for index in np.ndindex(gradient.shape):
+            shifted = [[features, table], [features, table]]
+            for sign, pair in zip((h, -h), shifted, strict=True):
                 pair[which] = pair[which].copy()
-                pair[which][place] += sign
-            slope = (expected(*moved[0]) - expected(*moved[1])) / (2 * h)
-            assert np.isclose(gradient[place], slope, rtol=1e-3, atol=1e-4)
+                pair[which][index] += sign
+            slope = (expected(*shifted[0]) - expected(*shifted[1])) / (2 * h)
+            assert np.isclose(gradient[index], slope, rtol=1e-3, atol=1e-4)
     nll, hits = token_scores(*arguments, 4, 2, cap)
     penalties = cross_entropy(*arguments, 4, 2, z_loss, cap, smoothing)[1]
     assert np.isclose((nll * weights).sum(), value - sum(penalties), rtol=1e-5)
@@ -105,7 +105,7 @@ def test_capped_logits_and_penalties_equal_the_formula(z_loss, smoothing):
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 4, 6, 100])
 def test_scores_of_tokens_equal_the_formula(chunk, parts):
-    """Each at its place, wherever the tokens that count are; the others have zeros."""
+    """Each token with a weight gets its score, wherever it is; the others get zeros."""
     features, table, targets, weights = inputs()
     logits, counts = features @ table.T, weights > 0
     best = logits.argmax(axis=-1)
@@ -120,7 +120,7 @@ def test_scores_of_tokens_equal_the_formula(chunk, parts):
     assert 0 < hits.sum() < counts.sum()
 
 
-def test_a_left_out_token_may_be_anything():
+def test_a_token_without_weight_has_no_effect():
     features, table, targets, weights = (jnp.float32(x) for x in inputs())
     dirty = jnp.where(weights[..., None] > 0, features, 1e18)
     clean, soiled = (cross_entropy(x, table, targets.astype(jnp.int32), weights, 4) for x in (features, dirty))

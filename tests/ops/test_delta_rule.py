@@ -1,4 +1,4 @@
-"""The delta rule in chunks against its recurrence in float64: values, derivatives, states, and its hard cases."""
+"""The chunked delta rule against its recurrence in float64: values, derivatives, states, and hard cases."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ prefill = jax.jit(prefill_delta, static_argnames="chunk_size")
 
 
 def inputs(kind: str, length: int = LENGTH) -> tuple[DeltaInputs, np.ndarray]:
-    """The usual; without decay; decays and β at their ends; one key for all tokens with β = 1."""
+    """Random inputs; without decay; decays and β at their limits; one key for all tokens with β = 1."""
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((BATCH, HEADS, length, width)) for width in (WIDTH, WIDTH, 3))
     k = np.ones_like(k) if kind == "equal_keys" else k
@@ -33,12 +33,12 @@ def inputs(kind: str, length: int = LENGTH) -> tuple[DeltaInputs, np.ndarray]:
         log_decay = np.zeros_like(log_decay)
     if kind == "equal_keys":
         beta = np.ones_like(beta)
-    *by, v = (x.astype(np.float32) for x in (q, k, log_decay, beta, v))
-    return DeltaInputs(*by), v
+    *arguments, v = (x.astype(np.float32) for x in (q, k, log_decay, beta, v))
+    return DeltaInputs(*arguments), v
 
 
-def expected(by: DeltaInputs, v: np.ndarray, runs: np.ndarray) -> np.ndarray:
-    q, k, log_decay, beta, v = (np.asarray(x, np.float64) for x in (*by, v))
+def expected(arguments: DeltaInputs, v: np.ndarray, runs: np.ndarray) -> np.ndarray:
+    q, k, log_decay, beta, v = (np.asarray(x, np.float64) for x in (*arguments, v))
     heads = [
         [recurrence(*(x[b, h] for x in (q, k, v, log_decay, beta)), runs[b]) for h in range(v.shape[1])]
         for b in range(len(v))
@@ -49,60 +49,64 @@ def expected(by: DeltaInputs, v: np.ndarray, runs: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("chunk_size", [1, 5, 8, 64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values(kind, chunk_size):
-    by, v = inputs(kind)
-    found = np.where(RUNS[:, None, :, None] > 0, run(by, v, RUNS, chunk_size=chunk_size), 0)
-    np.testing.assert_allclose(found, expected(by, v, RUNS), rtol=1e-5, atol=1e-5)
+    arguments, v = inputs(kind)
+    actual = np.where(RUNS[:, None, :, None] > 0, run(arguments, v, RUNS, chunk_size=chunk_size), 0)
+    np.testing.assert_allclose(actual, expected(arguments, v, RUNS), rtol=1e-5, atol=1e-5)
 
 
 def test_equal_keys_in_a_full_chunk():
-    """Powers of the system reach 5e17 there: with β = 1 each token replaces what the last one wrote."""
-    by, v = inputs("equal_keys", 128)
-    found = run(by, v, np.ones((BATCH, 128), np.int32), chunk_size=64)
-    reads = (by.q_BxHxLxK * by.k_BxHxLxK).sum(axis=-1, keepdims=True)
-    np.testing.assert_allclose(found, reads * v, rtol=1e-4, atol=1e-4)
+    """Powers of the matrix reach 5e17; with β = 1 each token replaces the previous value."""
+    arguments, v = inputs("equal_keys", 128)
+    actual = run(arguments, v, np.ones((BATCH, 128), np.int32), chunk_size=64)
+    reads = (arguments.q_BxHxLxK * arguments.k_BxHxLxK).sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(actual, reads * v, rtol=1e-4, atol=1e-4)
 
 
 def test_orthogonal_keys_are_a_decayed_sum():
-    """Nothing is there to be replaced."""
-    by, v = inputs("usual", WIDTH)
-    k = np.broadcast_to(np.eye(WIDTH, dtype=np.float32), by.k_BxHxLxK.shape)
+    """No stored value has to be replaced."""
+    arguments, v = inputs("usual", WIDTH)
+    k = np.broadcast_to(np.eye(WIDTH, dtype=np.float32), arguments.k_BxHxLxK.shape)
     runs = np.ones((BATCH, WIDTH), np.int32)
-    found = run(by._replace(k_BxHxLxK=k), v, runs, chunk_size=2)
-    same = decayed_sums(by.q_BxHxLxK, k, by.beta_BxHxL[..., None] * v, by.log_decay_BxHxL, runs, chunk_size=2)
-    np.testing.assert_allclose(found, same, rtol=1e-5, atol=1e-5)
+    actual = run(arguments._replace(k_BxHxLxK=k), v, runs, chunk_size=2)
+    same = decayed_sums(
+        arguments.q_BxHxLxK, k, arguments.beta_BxHxL[..., None] * v, arguments.log_decay_BxHxL, runs, chunk_size=2
+    )
+    np.testing.assert_allclose(actual, same, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk_size", [5, 64])
 def test_derivatives(chunk_size):
-    """Along random directions, against differences of the recurrence; those of decays and β too."""
+    """Along random directions against differences of the recurrence, also by decays and β."""
     random, step = np.random.default_rng(2), 1e-6
-    by, v = inputs("usual")
-    of_out = random.standard_normal(v.shape) * (RUNS > 0)[:, None, :, None]
-    loss = lambda *x: (delta_rule(DeltaInputs(*x[:4]), x[4], jnp.asarray(RUNS), chunk_size=chunk_size) * of_out).sum()
-    exact = [x.astype(np.float64) for x in (*by, v)]
+    arguments, v = inputs("usual")
+    out_weights = random.standard_normal(v.shape) * (RUNS > 0)[:, None, :, None]
+    loss = lambda *x: (
+        delta_rule(DeltaInputs(*x[:4]), x[4], jnp.asarray(RUNS), chunk_size=chunk_size) * out_weights
+    ).sum()
+    exact = [x.astype(np.float64) for x in (*arguments, v)]
     grads = jax.jit(jax.grad(loss, argnums=range(5)))(*(jnp.asarray(x, jnp.float32) for x in exact))
     for i, grad in enumerate(grads):
-        way = random.standard_normal(exact[i].shape)
-        moved = [[x + sign * step * way if j == i else x for j, x in enumerate(exact)] for sign in (1, -1)]
-        ends = [(expected(DeltaInputs(*x[:4]), x[4], RUNS) * of_out).sum() for x in moved]
+        direction = random.standard_normal(exact[i].shape)
+        shifted = [[x + sign * step * direction if j == i else x for j, x in enumerate(exact)] for sign in (1, -1)]
+        ends = [(expected(DeltaInputs(*x[:4]), x[4], RUNS) * out_weights).sum() for x in shifted]
         difference = (ends[0] - ends[1]) / (2 * step)
-        np.testing.assert_allclose((np.asarray(grad) * way).sum(), difference, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose((np.asarray(grad) * direction).sum(), difference, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_in_pieces(kind):
-    """Prefill at any split and steps: one output and one state; padding leaves the state as it is."""
-    by, v = inputs(kind)
+def test_a_sequence_in_pieces(kind):
+    """Prefill at any split and single steps give the same output; padding leaves the state unchanged."""
+    arguments, v = inputs(kind)
     state, outs, start = jnp.zeros((BATCH, HEADS, WIDTH, 3)), [], 0
     for stop, padding in ((7, 3), (8, 0), (21, 2)):
         pads = [(0, 0), (0, 0), (0, padding), (0, 0)]
-        *piece, values = (np.pad(x[:, :, start:stop], pads[: x.ndim], constant_values=np.nan) for x in (*by, v))
+        *piece, values = (np.pad(x[:, :, start:stop], pads[: x.ndim], constant_values=np.nan) for x in (*arguments, v))
         real = np.arange(stop - start + padding)[None] < np.full((BATCH, 1), stop - start)
         out, state = prefill(DeltaInputs(*piece), values, state, real, chunk_size=8)
         outs.append(out[:, :, : stop - start])
         start = stop
     for t in range(start, LENGTH):
-        *token, value = (jnp.asarray(x[:, :, t : t + 1]) for x in (*by, v))
+        *token, value = (jnp.asarray(x[:, :, t : t + 1]) for x in (*arguments, v))
         out, state = step_delta(DeltaInputs(*token), value, state)
         outs.append(out)
-    np.testing.assert_allclose(np.concatenate(outs, axis=2), expected(by, v, ONE), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(outs, axis=2), expected(arguments, v, ONE), rtol=1e-5, atol=1e-5)

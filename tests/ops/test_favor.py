@@ -1,4 +1,4 @@
-"""FAVOR+ against log-space loops and against the softmax attention that it estimates; later keys are out of reach."""
+"""FAVOR+ against log-space loops and the softmax attention that it estimates; causality holds to the bit."""
 
 import jax
 import jax.numpy as jnp
@@ -41,16 +41,16 @@ def logs(q, k):
 
 
 def expected(q, k, v, ids: list[int], causal: bool) -> np.ndarray:
-    """One row of one head, pair by pair."""
+    """Output of one sequence and head, pair by pair."""
     sees, omega = visibility(ids, causal), np.asarray(FREQUENCIES, float)
     log_q, log_k = ([favor_logs(y.astype(float), omega) for y in x] for x in (q, k))
     out = np.zeros((L, E))
     for t in range(L):
-        seen = [u for u in range(L) if sees(t, u)]
-        if seen:
-            pair = np.array([log_dot(log_q[t], log_k[u]) for u in seen])
+        visible = [u for u in range(L) if sees(t, u)]
+        if visible:
+            pair = np.array([log_dot(log_q[t], log_k[u]) for u in visible])
             weights = np.exp(pair - pair.max())
-            out[t] = weights @ v[seen].astype(float) / weights.sum()
+            out[t] = weights @ v[visible].astype(float) / weights.sum()
     return out
 
 
@@ -65,12 +65,12 @@ def test_values(block_size, causal, scale, atol):
     out = np.asarray(run(*logs(q, k), V))
     for b, ids in enumerate(IDS.tolist()):
         for h in range(HEADS):
-            here = expected(q[b, h], k[b, h], V[b, h], ids, causal)
-            np.testing.assert_allclose(out[b, h], here, rtol=0, atol=atol)
+            expected_head = expected(q[b, h], k[b, h], V[b, h], ids, causal)
+            np.testing.assert_allclose(out[b, h], expected_head, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-def test_one_document_a_row_is_a_packed_row_of_one(scale):
+def test_one_document_per_sequence_equals_packing(scale):
     q, k = queries_and_keys(scale)
     segments = find_segments(jnp.asarray([[1] * (L - 7) + [0] * 7, [1] * L]))
     both = [
@@ -84,33 +84,33 @@ def test_one_document_a_row_is_a_packed_row_of_one(scale):
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_prefill_in_parts_is_the_parallel_form(scale):
-    """Rows at different places, parts of any length, also none."""
+    """Sequences at different positions, parts of any length, also empty."""
     log_q, log_k = logs(*queries_and_keys(scale))
     segments = find_segments(jnp.ones((2, L), jnp.int32))
     parallel = jax.jit(lambda *x: favor(*x, segments, block_size=8, causal=True, packed=False))
-    whole = np.asarray(parallel(log_q, log_k, V))
+    full = np.asarray(parallel(log_q, log_k, V))
     state, start = no_features(2, HEADS, F, E), np.zeros(2, np.int32)
     consume = jax.jit(lambda *args: prefill_favor(*args, block_size=8))
     for parts in ((13, 2), (0, 7), (1, 1), (17, 20), (1, 0), (12, 14), (1, 1)):
         size = 20 if max(parts) > 1 else 1  # two compiled shapes
-        place = (start[:, None] + np.arange(size)).clip(0, L - 1)
-        take = lambda x, place=place: np.take_along_axis(np.asarray(x), place[:, None, :, None], axis=2)
+        index = (start[:, None] + np.arange(size)).clip(0, L - 1)
+        take = lambda x, index=index: np.take_along_axis(np.asarray(x), index[:, None, :, None], axis=2)
         real = np.arange(size)[None] < np.array(parts)[:, None]
         garbage = [np.where(real[:, None, :, None], take(x), np.nan) for x in (log_q, log_k, V)]
         out, state = consume(*garbage, state, real)
         for b, n in enumerate(parts):
-            here = whole[b, :, start[b] : start[b] + n]
-            np.testing.assert_allclose(np.asarray(out)[b, :, :n], here, rtol=0, atol=1e-5)
+            expected_part = full[b, :, start[b] : start[b] + n]
+            np.testing.assert_allclose(np.asarray(out)[b, :, :n], expected_part, rtol=0, atol=1e-5)
         start += np.array(parts, np.int32)
     assert start.tolist() == [L, L]
 
 
 @pytest.mark.parametrize("block_size", [8, 64])
-def test_later_keys_are_out_of_reach(block_size):
+def test_later_keys_have_no_effect(block_size):
     """Not even through a maximum: with other later keys an output keeps all its bits.
 
-    Larger ones by a little, which are taken as they are, and two kinds that are a thousand times as large, which are
-    not. Which of the two forms it is they do choose: both give the same number.
+    Slightly larger keys use the same form as before. Keys a thousand times as large (two kinds) select the other form,
+    whose outputs are equal up to rounding.
     """
     q, k = queries_and_keys(1.0)
     run = jax.jit(
@@ -140,7 +140,7 @@ def test_frequencies_are_orthogonal_and_as_long_as_gaussian_vectors():
         off = gram * (1 - np.eye(block.shape[1]))
         assert np.abs(off).max() < 1e-4
     squares = (many**2).sum(axis=-1)
-    assert squares.mean() == pytest.approx(8, rel=0.02)  # of a chi-squared with 8 degrees, whose variance is 16
+    assert squares.mean() == pytest.approx(8, rel=0.02)  # chi-squared with 8 degrees of freedom has mean 8, variance 16
     assert squares.var() == pytest.approx(16, rel=0.1)
     assert np.abs(many.mean(axis=0)).max() < 5 / np.sqrt(400)  # no direction is preferred
     assert np.abs((many**2).mean(axis=0) - 1).max() < 5 * np.sqrt(2 / 400)
@@ -153,9 +153,9 @@ def softmax_attention(q, k, v) -> np.ndarray:
 
 @pytest.mark.slow
 def test_the_error_falls_with_the_root_of_the_number_of_features():
-    """Root mean square over draws, against exact softmax attention: 16 times the features, a fourth of the error.
+    """Root mean square error over draws against exact softmax attention: 16 times the features, a fourth of the error.
 
-    The estimate's variance grows as exp ‖q + k‖², so where those are large far more features are needed to see it.
+    The estimate's variance grows as exp ‖q + k‖², so large queries and keys would need far more features to show it.
     """
     q, k = queries_and_keys(0.3)
     exact = softmax_attention(q, k, V)

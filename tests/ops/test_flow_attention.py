@@ -1,4 +1,4 @@
-"""Flow attention against its definition, and what public code of it gets wrong, each looked for in ours."""
+"""Flow attention against its definition, and tests for the bugs of public implementations."""
 
 import functools
 
@@ -14,7 +14,7 @@ from flash_lm.ops.segments import find_segments
 
 H, L, K, E = 2, 75, 6, 4  # more tokens than two chunks of the plain sums
 IDS = np.array([[1] * 10 + [0] * 3 + [2] * 40 + [1] * 1 + [3] * 19 + [0] * 2, [3] * L], np.int32)
-WHOLE = np.ones((2, L), np.int32)
+ONE_DOCUMENT = np.ones((2, L), np.int32)
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 
 
@@ -44,118 +44,118 @@ def expected(q, k, v, ids, causal: bool, clamp: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize("chunk_size", [8, 128])
 @both_ways
 def test_values(causal, chunk_size):
-    found = run(*inputs(), IDS, causal=causal, chunk_size=chunk_size)
-    np.testing.assert_allclose(found, expected(*inputs(), IDS, causal), atol=1e-5)
+    actual = run(*inputs(), IDS, causal=causal, chunk_size=chunk_size)
+    np.testing.assert_allclose(actual, expected(*inputs(), IDS, causal), atol=1e-5)
 
 
-def test_one_document_a_row_takes_one_pass():
+def test_one_document_per_sequence_takes_one_pass():
     ids = np.where(np.arange(L) < [[L], [50]], 1, 0).astype(np.int32)
-    found = run(*inputs(), ids, causal=False, packed=False)
-    np.testing.assert_allclose(found, expected(*inputs(), ids, False), atol=1e-5)
+    actual = run(*inputs(), ids, causal=False, packed=False)
+    np.testing.assert_allclose(actual, expected(*inputs(), ids, False), atol=1e-5)
 
 
 @both_ways
 def test_gradients(causal):
-    """Along a random direction in queries, keys and values."""
+    """Derivative along a random direction in queries, keys and values."""
     q, k, v = inputs()
-    along, directions = draw(5, H, L, E)[:2], [draw(6 + i, *x.shape[1:])[:2] for i, x in enumerate((q, k, v))]
-    grads = jax.grad(lambda *x: (along * run(*x, IDS, causal=causal)).sum(), (0, 1, 2))(q, k, v)
-    found = sum((g * d).sum() for g, d in zip(grads, directions, strict=True))
+    out_weights, directions = draw(5, H, L, E)[:2], [draw(6 + i, *x.shape[1:])[:2] for i, x in enumerate((q, k, v))]
+    grads = jax.grad(lambda *x: (out_weights * run(*x, IDS, causal=causal)).sum(), (0, 1, 2))(q, k, v)
+    slope = sum((g * d).sum() for g, d in zip(grads, directions, strict=True))
 
     def loss(step: float) -> float:
-        moved = (x.astype(float) + step * d for x, d in zip((q, k, v), directions, strict=True))
-        return (along * expected(*moved, IDS, causal)).sum()
+        shifted = (x.astype(float) + step * d for x, d in zip((q, k, v), directions, strict=True))
+        return (out_weights * expected(*shifted, IDS, causal)).sum()
 
-    assert found == pytest.approx((loss(1e-6) - loss(-1e-6)) / 2e-6, rel=1e-4)
+    assert slope == pytest.approx((loss(1e-6) - loss(-1e-6)) / 2e-6, rel=1e-4)
 
 
 @pytest.mark.slow
 def test_from_a_state_at_any_split():
-    """Rows at different places, by any number of tokens, also none, with NaN in the padding."""
-    arrays, out = inputs(), expected(*inputs(), WHOLE, True)
+    """Sequences at different positions, any number of new tokens, also none, and NaN in the padding."""
+    arrays, out = inputs(), expected(*inputs(), ONE_DOCUMENT, True)
     state, starts = no_flows(2, H, K, E), np.zeros(2, np.int32)
     for lengths in ((1, 0), (0, 40), (33, 2), (1, 1), (40, 32)):
         new = [np.full((2, H, max(lengths), x.shape[-1]), np.nan, np.float32) for x in arrays]
         for b, length in enumerate(lengths):
             for part, x in zip(new, arrays, strict=True):
                 part[b, :, :length] = x[b, :, starts[b] : starts[b] + length]
-        place = jnp.arange(max(lengths), dtype=jnp.int32)[None]
-        real, positions = place < jnp.array(lengths)[:, None], jnp.asarray(starts)[:, None] + place
-        found, state = prefill_flow(*map(jnp.asarray, new), state, positions, real, chunk_size=8, clamp=1.0)
+        index = jnp.arange(max(lengths), dtype=jnp.int32)[None]
+        real, positions = index < jnp.array(lengths)[:, None], jnp.asarray(starts)[:, None] + index
+        actual, state = prefill_flow(*map(jnp.asarray, new), state, positions, real, chunk_size=8, clamp=1.0)
         for b, length in enumerate(lengths):
-            here = out[b, :, starts[b] : starts[b] + length]
-            np.testing.assert_allclose(found[b, :, :length], here, atol=1e-5)
+            expected_part = out[b, :, starts[b] : starts[b] + length]
+            np.testing.assert_allclose(actual[b, :, :length], expected_part, atol=1e-5)
         starts = starts + np.array(lengths, np.int32)
 
 
 @both_ways
 def test_a_document_of_one_token(causal):
-    """Its flows are all one, so its output is σ(1) v, whatever its query and key."""
+    """All its flows are one, so its output is σ(1) v for any query and key."""
     q, k, v = inputs()
     np.testing.assert_allclose(run(q, k, v, IDS, causal=causal)[0, :, 53], sigmoid(1.0) * v[0, :, 53], rtol=1e-5)
 
 
 def test_flows_are_conserved():
-    """Where all sources are as strong and all values one, out = σ(Î), and the Î of a document sum to its length."""
+    """With equally strong sources and values of one, out = σ(Î), and Î sums to the length of a document."""
     q, k, v = inputs()
     out = np.asarray(run(q, k, np.ones_like(v), IDS, causal=False, clamp=1e-9), np.float64)
     for start, end in ((0, 10), (13, 53), (53, 54), (54, 73)):
-        here = out[0, :, start:end, 0]
-        np.testing.assert_allclose(np.log(here / (1 - here)).sum(axis=-1), end - start, rtol=1e-4)
+        gate = out[0, :, start:end, 0]
+        np.testing.assert_allclose(np.log(gate / (1 - gate)).sum(axis=-1), end - start, rtol=1e-4)
 
 
 @both_ways
 def test_heads_do_not_compete(causal):
-    """The authors' code for Long Range Arena takes the softmax over heads, its last axis, in place of sources."""
+    """The authors' code for Long Range Arena takes the softmax over heads, its last axis, instead of sources."""
     q, k, v = inputs()
-    before, changed = run(q, k, v, WHOLE, causal=causal), k.copy()
+    before, changed = run(q, k, v, ONE_DOCUMENT, causal=causal), k.copy()
     changed[:, 0] += 1
-    after = run(q, changed, v, WHOLE, causal=causal)
+    after = run(q, changed, v, ONE_DOCUMENT, causal=causal)
     np.testing.assert_array_equal(after[:, 1], before[:, 1])
     assert np.abs(after[:, 0] - before[:, 0]).max() > 1e-2
 
 
 @both_ways
 def test_padding_is_in_no_sum(causal):
-    """A mask that only zeroes values (Flowformer #6) leaves loud padding in the flows."""
+    """A mask that only zeroes values (Flowformer #6) leaves large padding in the flows."""
     q, k, v = inputs()
     keep = (IDS > 0)[:, None, :, None]
     loud = (np.where(keep, x, garbage).astype(np.float32) for x, garbage in ((q, 30), (k, 20), (v, 1e6)))
-    found, clean = (np.asarray(run(*x, IDS, causal=causal)) for x in (loud, (q, k, v)))
-    np.testing.assert_array_equal(np.where(keep, found, 0), np.where(keep, clean, 0))
+    actual, clean = (np.asarray(run(*x, IDS, causal=causal)) for x in (loud, (q, k, v)))
+    np.testing.assert_array_equal(np.where(keep, actual, 0), np.where(keep, clean, 0))
 
 
 def test_competition_depends_on_no_later_token():
-    """A softmax over the row, as in the bidirectional form, would let later sources take from earlier ones."""
+    """A softmax over the sequence, as in the bidirectional form, would let later sources compete with earlier ones."""
     q, k, v = inputs()
     changed = [x.copy() for x in (q, k, v)]
     for x in changed:
         x[:, :, 40:] = -3 * x[:, :, 40:] + 1
-    before, after = run(q, k, v, WHOLE), run(*changed, WHOLE)
+    before, after = run(q, k, v, ONE_DOCUMENT), run(*changed, ONE_DOCUMENT)
     np.testing.assert_array_equal(after[:, :, :40], before[:, :, :40])
 
 
 def test_a_late_document_is_as_exact_as_the_first():
-    """As differences of sums over the row, which a long loud document before it makes large, it would not be."""
-    length, own = 2048, 12
+    """Computed as differences of running sums it would not be, as a long document with large inputs comes first."""
+    length, late_length = 2048, 12
     q, k, v = inputs(length)
-    q[:, :, :-own] += 5
-    k[:, :, :-own] += 5
-    ids = np.where(np.arange(length) < length - own, 1, 2).astype(np.int32)[None].repeat(2, axis=0)
-    late = run(q, k, v, ids, chunk_size=128)[:, :, -own:]
-    alone = run(*(x[:, :, -own:] for x in (q, k, v)), np.ones((2, own), np.int32), chunk_size=128)
+    q[:, :, :-late_length] += 5
+    k[:, :, :-late_length] += 5
+    ids = np.where(np.arange(length) < length - late_length, 1, 2).astype(np.int32)[None].repeat(2, axis=0)
+    late = run(q, k, v, ids, chunk_size=128)[:, :, -late_length:]
+    alone = run(*(x[:, :, -late_length:] for x in (q, k, v)), np.ones((2, late_length), np.int32), chunk_size=128)
     np.testing.assert_allclose(late, alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clamp", [0.5, 1.0, 10.0])
 def test_the_clamp_bounds_the_competition(clamp):
-    found = run(*inputs(), IDS, clamp=clamp)
-    np.testing.assert_allclose(found, expected(*inputs(), IDS, True, clamp), atol=1e-5)
+    actual = run(*inputs(), IDS, clamp=clamp)
+    np.testing.assert_allclose(actual, expected(*inputs(), IDS, True, clamp), atol=1e-5)
 
 
 @both_ways
 def test_small_features_are_not_drowned(causal):
-    """An ε beside sums of small features, 1e-6 in the authors' code, would count more than they do."""
+    """An ε added to sums of small features, 1e-6 in the authors' code, would dominate them."""
     q, k, v = inputs()
     q, k = q - 16, k - 16
     np.testing.assert_allclose(run(q, k, v, IDS, causal=causal), expected(q, k, v, IDS, causal), atol=2e-5)

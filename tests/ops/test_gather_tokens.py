@@ -1,4 +1,4 @@
-"""Chosen tokens at the front of a row, against loops."""
+"""Gathering chosen tokens to the front of a sequence, against loops."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,13 +21,13 @@ def test_tokens_queries_and_keys():
     back = np.asarray(compact.put_back(taken))
     first, stop = (np.asarray(end) for end in (key_span.first_BxL, key_span.stop_BxL))
     for b in range(batch):
-        places = np.flatnonzero(chosen[b])
-        np.testing.assert_array_equal(taken[b, :, : len(places)], x[b][:, places])
-        np.testing.assert_array_equal(back[b][:, places], x[b][:, places])
-        np.testing.assert_array_equal(queries.first_BxL[b, : len(places)], first[b, places])
-        np.testing.assert_array_equal(queries.stop_BxL[b, : len(places)], stop[b, places])
-        assert not np.asarray(queries.count())[b, len(places) :].any()
+        positions = np.flatnonzero(chosen[b])
+        np.testing.assert_array_equal(taken[b, :, : len(positions)], x[b][:, positions])
+        np.testing.assert_array_equal(back[b][:, positions], x[b][:, positions])
+        np.testing.assert_array_equal(queries.first_BxL[b, : len(positions)], first[b, positions])
+        np.testing.assert_array_equal(queries.stop_BxL[b, : len(positions)], stop[b, positions])
+        assert not np.asarray(queries.count())[b, len(positions) :].any()
         for t in range(LENGTH):
-            seen = np.flatnonzero(chosen[b] & (np.arange(LENGTH) >= first[b, t]) & (np.arange(LENGTH) < stop[b, t]))
-            mine = places[int(keys.first_BxL[b, t]) : int(keys.stop_BxL[b, t])]
-            np.testing.assert_array_equal(mine, seen)
+            expected = np.flatnonzero(chosen[b] & (np.arange(LENGTH) >= first[b, t]) & (np.arange(LENGTH) < stop[b, t]))
+            key_positions = positions[int(keys.first_BxL[b, t]) : int(keys.stop_BxL[b, t])]
+            np.testing.assert_array_equal(key_positions, expected)

@@ -1,4 +1,4 @@
-"""The ring of the last tokens, against a list of all tokens."""
+"""The ring buffer of the last tokens, against a list of all tokens."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,20 +14,20 @@ def tokens(random, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assert_holds(ring: Ring, all_tokens, counts: np.ndarray) -> None:
-    """Each slot holds the newest token of its position modulo the size, from a list of all tokens of each row."""
+    """Checks that each slot holds the newest token with its position modulo the size."""
     positions = np.asarray(positions_in(ring, jnp.asarray(counts - 1)))
     for b in range(ROWS):
         expected = {p % SIZE: p for p in range(counts[b])}
         for slot in range(SIZE):
             assert positions[b, slot] == expected[slot] if slot in expected else positions[b, slot] < 0
             if slot in expected:
-                for held, every in zip(ring, all_tokens[b], strict=True):
-                    np.testing.assert_array_equal(held[b, :, slot], np.stack(every)[expected[slot]])
+                for stored, every in zip(ring, all_tokens[b], strict=True):
+                    np.testing.assert_array_equal(stored[b, :, slot], np.stack(every)[expected[slot]])
 
 
 @pytest.mark.parametrize("lengths", [(0, 3, 5), (12, 1, 7)])
 def test_pieces_of_any_length_and_single_tokens(lengths):
-    """Rows stand at different places; padding and rows that are not real leave no trace."""
+    """Sequences are at different positions; padding and inactive sequences have no effect."""
     random, ring = np.random.default_rng(0), empty_ring(ROWS, HEADS, SIZE, 3, 2, jnp.dtype("float32"))
     all_tokens, counts = [([], []) for _ in range(ROWS)], np.zeros(ROWS, np.int32)
     for piece in (lengths, (2, 0, 9), (1, 1, 4)):
@@ -36,18 +36,22 @@ def test_pieces_of_any_length_and_single_tokens(lengths):
         ring = roll_ring(joined, SIZE, jnp.asarray(counts), jnp.asarray(piece, jnp.int32))
         for b, length in enumerate(piece):
             first = max(counts[b] - SIZE, 0)
-            for seen, mine, arriving in zip(joined, all_tokens[b], new, strict=True):
-                mine.extend(arriving[b, :, t] for t in range(length))
-                places = slice(first - counts[b] + SIZE, length + SIZE)
-                expected = np.stack(mine[first:], axis=1) if mine[first:] else np.zeros((HEADS, 0, seen.shape[-1]))
-                np.testing.assert_array_equal(seen[b, :, places], expected)
+            for cached, tokens_so_far, arriving in zip(joined, all_tokens[b], new, strict=True):
+                tokens_so_far.extend(arriving[b, :, t] for t in range(length))
+                window = slice(first - counts[b] + SIZE, length + SIZE)
+                expected = (
+                    np.stack(tokens_so_far[first:], axis=1)
+                    if tokens_so_far[first:]
+                    else np.zeros((HEADS, 0, cached.shape[-1]))
+                )
+                np.testing.assert_array_equal(cached[b, :, window], expected)
         counts += np.asarray(piece, np.int32)
         assert_holds(ring, all_tokens, counts)
     for real in ((True, False, True), (True, True, True)) * 4:
         new = tokens(random, 1)
         ring = write_token(ring, *map(jnp.asarray, new), jnp.asarray(counts), jnp.asarray(real))
         for b in np.flatnonzero(real):
-            for mine, arriving in zip(all_tokens[b], new, strict=True):
-                mine.append(arriving[b, :, 0])
+            for tokens_so_far, arriving in zip(all_tokens[b], new, strict=True):
+                tokens_so_far.append(arriving[b, :, 0])
         counts += np.asarray(real, np.int32)
         assert_holds(ring, all_tokens, counts)

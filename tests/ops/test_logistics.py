@@ -9,14 +9,14 @@ from flash_lm.ops.logistics import VALUES, mixture_log_probs
 
 
 def parameters(seed: int, spread: float) -> np.ndarray:
-    """2×3 sets of four components; means from far below the first value to far above the last."""
+    """Draws 2×3 sets of four components; means reach from far below the first value to far above the last."""
     draw = np.random.default_rng(seed)
     logits, means, log_scales = draw.normal(size=(3, 2, 3, 4))
     return np.concatenate([logits, 1.5 * means, spread * log_scales - 2], axis=-1)
 
 
 def oracle(parameters_x3P: np.ndarray) -> np.ndarray:
-    """…×256 probabilities, each a difference of two values of the distribution function."""
+    """Probabilities, …×256, as differences of the distribution function."""
     logits, means, log_scales = np.split(parameters_x3P[..., None, :], 3, axis=-1)
     weights = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     x = (np.arange(VALUES) / 127.5 - 1)[:, None]
@@ -28,26 +28,28 @@ def oracle(parameters_x3P: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("spread", [0.3, 1.0])
 def test_probabilities_are_those_of_the_definition(spread):
-    drawn = parameters(0, spread)
-    found = np.asarray(mixture_log_probs(jnp.float32(drawn)[..., None, :], jnp.arange(VALUES)))
-    expected = oracle(drawn)
-    likely = expected > 1e-10  # below, the definition's difference has lost its digits
-    np.testing.assert_allclose(found[likely], np.log(expected[likely]), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(np.exp(found).sum(axis=-1), 1, rtol=1e-5)
+    parameters_x3P = parameters(0, spread)
+    actual = np.asarray(mixture_log_probs(jnp.float32(parameters_x3P)[..., None, :], jnp.arange(VALUES)))
+    expected = oracle(parameters_x3P)
+    likely = expected > 1e-10  # below, the difference loses its digits to cancellation
+    np.testing.assert_allclose(actual[likely], np.log(expected[likely]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.exp(actual).sum(axis=-1), 1, rtol=1e-5)
 
 
-def test_each_place_has_its_own_value():
-    drawn, values = jnp.float32(parameters(1, 0.5)), jnp.int32([[0, 255, 17], [128, 1, 254]])
-    every = mixture_log_probs(drawn[..., None, :], jnp.arange(VALUES))
-    found = mixture_log_probs(drawn, values)
-    np.testing.assert_allclose(found, np.take_along_axis(every, np.asarray(values)[..., None], -1)[..., 0], rtol=1e-6)
+def test_one_value_per_position():
+    parameters_x3P, values = jnp.float32(parameters(1, 0.5)), jnp.int32([[0, 255, 17], [128, 1, 254]])
+    every = mixture_log_probs(parameters_x3P[..., None, :], jnp.arange(VALUES))
+    log_probs = mixture_log_probs(parameters_x3P, values)
+    np.testing.assert_allclose(
+        log_probs, np.take_along_axis(every, np.asarray(values)[..., None], -1)[..., 0], rtol=1e-6
+    )
 
 
 def test_far_values_and_narrow_scales_stay_finite():
-    """Where a difference of two sigmoids is 0, and where a component is narrower than a value's bin."""
+    """Also where a difference of two sigmoids is 0, and where a component is narrower than a value's bin."""
     for mean, log_scale in ((5.0, -6.0), (-5.0, -6.0), (0.1, -50.0), (0.1, 20.0)):
-        drawn = jnp.float32([0.0, mean, log_scale])
+        parameters_x3P = jnp.float32([0.0, mean, log_scale])
         for value in (0, 1, 100, 254, 255):
-            log_prob = lambda drawn, value=value: mixture_log_probs(drawn, jnp.int32(value))
-            found, gradient = jax.value_and_grad(log_prob)(drawn)
-            assert np.isfinite(found) and found <= 1e-6 and np.isfinite(gradient).all()
+            log_prob = lambda parameters_x3P, value=value: mixture_log_probs(parameters_x3P, jnp.int32(value))
+            result, gradient = jax.value_and_grad(log_prob)(parameters_x3P)
+            assert np.isfinite(result) and result <= 1e-6 and np.isfinite(gradient).all()

@@ -1,4 +1,4 @@
-"""The sum over earlier chunks, over more chunks than one product adds up, against a loop over tokens."""
+"""The sum over earlier chunks against a loop over tokens, with more chunks than one product adds up."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ LENGTH = CHUNK * CHUNKS - 1
 
 @pytest.mark.parametrize("documents", [(LENGTH,), (1, 2, 100, 3, 3, 40, 50)], ids=["one", "several"])
 @pytest.mark.parametrize("goes_on", [False, True], ids=["new", "goes_on"])
-def test_long_rows(documents, goes_on):
+def test_long_sequences(documents, goes_on):
     random = np.random.default_rng(0)
     ids = np.repeat(1 + np.arange(len(documents)), documents)
     ids = np.pad(ids, (0, LENGTH - ids.size))[None]
@@ -34,7 +34,7 @@ def test_long_rows(documents, goes_on):
         initial_NxKxE=jnp.asarray(initial, jnp.float32) if goes_on else None,
     )
     assert entering.shape == (2, CHUNKS, WIDTH, VALUES)
-    # A query whose document does not come from an earlier chunk has weight 0 in a layer.
+    # In a layer, queries whose document starts in their chunk have weight 0.
     enters = [ids[0, i // CHUNK * CHUNK - 1] if i >= CHUNK else 1 for i in range(LENGTH)]
     read = [i for i in range(LENGTH) if ids[0, i] == enters[i] > 0]
     assert len(read) > LENGTH / 2

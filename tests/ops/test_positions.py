@@ -13,9 +13,9 @@ POSITIONS = np.array([[0, 1, 2, 3, 10, 63], [5, 4, 3, 2, 1, 0]], np.int32)
 @pytest.mark.parametrize("width", [2, 8, 64])
 def test_rotate(width):
     x = np.random.default_rng(0).normal(size=(2, 3, 6, width)).astype(np.float32)
-    found = rotate(jnp.asarray(x), rotary_table(jnp.asarray(POSITIONS), width))
+    actual = rotate(jnp.asarray(x), rotary_table(jnp.asarray(POSITIONS), width))
     for b, h, t in np.ndindex(2, 3, 6):
-        np.testing.assert_allclose(found[b, h, t], oracle.rope(x[b, h, t].astype(float), POSITIONS[b, t]), atol=2e-5)
+        np.testing.assert_allclose(actual[b, h, t], oracle.rope(x[b, h, t].astype(float), POSITIONS[b, t]), atol=2e-5)
 
 
 def test_rotate_keeps_the_dtype_and_computes_in_float32():
@@ -28,24 +28,24 @@ def test_rotate_keeps_the_dtype_and_computes_in_float32():
 
 @pytest.mark.parametrize("width", [4, 32])
 def test_sinusoid(width):
-    found = sinusoid(jnp.asarray(POSITIONS), width)
+    actual = sinusoid(jnp.asarray(POSITIONS), width)
     for b, t in np.ndindex(2, 6):
-        np.testing.assert_allclose(found[b, t], oracle.sinusoid(POSITIONS[b, t], width), atol=1e-5)
+        np.testing.assert_allclose(actual[b, t], oracle.sinusoid(POSITIONS[b, t], width), atol=1e-5)
 
 
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_t5_bucket(causal, buckets, max_distance):
-    """Every distance up to well beyond the last border, which must not fall on one side by rounding."""
+    """Every distance to well beyond the last border; rounding must not move a border."""
     distances = np.arange(-300, 301, dtype=np.int32)
-    found = t5_bucket(jnp.asarray(distances), causal=causal, buckets=buckets, max_distance=max_distance)
+    actual = t5_bucket(jnp.asarray(distances), causal=causal, buckets=buckets, max_distance=max_distance)
     expected = [oracle.t5_bucket(distance, causal, buckets, max_distance) for distance in distances.tolist()]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
     assert set(expected) == set(range(buckets)) - (set() if causal else {buckets // 2})
 
 
 def test_t5_bucket_by_hand():
-    """Distance 16 of 32 causal buckets is the first of the logarithmic half, 128 and more the last."""
+    """With 32 causal buckets distance 16 is the first logarithmic bucket; 128 and more are in the last."""
     distances = [0, -1, -15, -16, -127, -128, -1000, 3]
-    found = t5_bucket(jnp.array(distances, jnp.int32), causal=True, buckets=32, max_distance=128)
-    np.testing.assert_array_equal(found, [0, 1, 15, 16, 31, 31, 31, 0])
+    buckets = t5_bucket(jnp.array(distances, jnp.int32), causal=True, buckets=32, max_distance=128)
+    np.testing.assert_array_equal(buckets, [0, 1, 15, 16, 31, 31, 31, 0])

@@ -1,4 +1,4 @@
-"""Decayed sums in chunks against the recurrence in float64: values, derivatives, states; and what is held."""
+"""Chunked decayed sums against the recurrence in float64: values, derivatives, states, and memory."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from ops.test_segments import LENGTH, random_ids
 BATCH, HEADS, CHUNK = 4, 3, 8
 IDS = random_ids(3)
 RUNS = np.asarray(find_segments(jnp.asarray(IDS)).runs_BxL)
-DECAYS = {  # of each head: nothing is forgotten, usual ones, all is forgotten
+DECAYS = {  # log decay per head
     "none": (0.0, 0.0, 0.0),
     "usual": (-0.01, -0.3, -2.0),
     "ends": (0.0, -80.0, -1e4),
@@ -32,12 +32,12 @@ def arrays() -> list[np.ndarray]:
 
 
 def decays(kind: str) -> np.ndarray:
-    """B×H×L, about the kind's of each head, but different for each token."""
+    """Log decays, B×H×L: those of the kind, scaled by a random factor per token."""
     shares = np.random.default_rng(1).uniform(0, 2, (BATCH, HEADS, LENGTH))
     return (np.array(DECAYS[kind])[:, None] * shares).astype(np.float32)
 
 
-def of_each_head(arrays, log_decay, runs) -> np.ndarray:
+def expected_output(arrays, log_decay, runs) -> np.ndarray:
     arrays = [x.astype(np.float64) for x in (*arrays, log_decay)]
     rows = [[recurrence(*(x[b, h] for x in arrays), runs[b]) for h in range(HEADS)] for b in range(len(runs))]
     return np.array(rows)
@@ -45,73 +45,73 @@ def of_each_head(arrays, log_decay, runs) -> np.ndarray:
 
 @pytest.mark.parametrize("chunk_size", [1, 5, CHUNK, 64])
 def test_both_directions(chunk_size, arrays):
-    """From a token to another all decays of the tokens after the earlier one, up to the later one."""
+    """The weight of a pair has the decays of all tokens after the earlier one, up to the later one."""
     q, k, v, log_decay = (x.astype(np.float64) for x in (*arrays, decays("usual")))
     expected = np.zeros(v.shape)
     for b, h, t, u in np.ndindex(*v.shape[:3], LENGTH):
         if RUNS[b, t] == RUNS[b, u] > 0:
             weight = np.exp(log_decay[b, h, min(t, u) + 1 : max(t, u) + 1].sum())
             expected[b, h, t] += weight * (q[b, h, t] @ k[b, h, u]) * v[b, h, u]
-    found = run(*arrays, decays("usual"), RUNS, chunk_size=chunk_size, causal=False)
-    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, found, 0), expected, rtol=1e-5, atol=1e-5)
+    actual = run(*arrays, decays("usual"), RUNS, chunk_size=chunk_size, causal=False)
+    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, actual, 0), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 5, CHUNK, 64])
 @pytest.mark.parametrize("kind", DECAYS)
 def test_values(kind, chunk_size, arrays):
-    found = run(*arrays, decays(kind), RUNS, chunk_size=chunk_size)
-    expected = of_each_head(arrays, decays(kind), RUNS)
-    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, found, 0), expected, rtol=1e-5, atol=1e-5)
+    actual = run(*arrays, decays(kind), RUNS, chunk_size=chunk_size)
+    expected = expected_output(arrays, decays(kind), RUNS)
+    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, actual, 0), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_groups_of_chunks(arrays, monkeypatch):
-    """Sums decay from group to group too."""
+    """Sums also decay from group to group."""
     monkeypatch.setattr(chunks, "_GROUP", 3)
-    found = decayed_sums(*map(jnp.asarray, arrays), jnp.asarray(decays("usual")), jnp.asarray(RUNS), chunk_size=2)
-    expected = of_each_head(arrays, decays("usual"), RUNS)
-    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, found, 0), expected, rtol=1e-5, atol=1e-5)
+    actual = decayed_sums(*map(jnp.asarray, arrays), jnp.asarray(decays("usual")), jnp.asarray(RUNS), chunk_size=2)
+    expected = expected_output(arrays, decays("usual"), RUNS)
+    np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, actual, 0), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_one_decay_for_all_tokens(arrays):
     rates = np.array(DECAYS["usual"], np.float32)[None, :, None]
-    found = run(*arrays, rates, RUNS, chunk_size=CHUNK)
-    for_each = np.broadcast_to(rates, (BATCH, HEADS, LENGTH))
-    np.testing.assert_allclose(found, run(*arrays, for_each, RUNS, chunk_size=CHUNK), rtol=1e-6, atol=1e-6)
+    output = run(*arrays, rates, RUNS, chunk_size=CHUNK)
+    per_token = np.broadcast_to(rates, (BATCH, HEADS, LENGTH))
+    np.testing.assert_allclose(output, run(*arrays, per_token, RUNS, chunk_size=CHUNK), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("chunk_size", [5, 64])
 def test_derivatives(chunk_size, arrays):
-    """Along random directions, against differences of the recurrence; that of the decays too."""
+    """Along random directions against differences of the recurrence, also by the decays."""
     random, step = np.random.default_rng(2), 1e-6
-    of_out = random.standard_normal((BATCH, HEADS, LENGTH, 2)) * (RUNS > 0)[:, None, :, None]
+    out_weights = random.standard_normal((BATCH, HEADS, LENGTH, 2)) * (RUNS > 0)[:, None, :, None]
     inputs = [x.astype(np.float64) for x in (*arrays, decays("usual"))]
-    loss = lambda *x: (decayed_sums(*x, jnp.asarray(RUNS), chunk_size=chunk_size) * of_out).sum()
+    loss = lambda *x: (decayed_sums(*x, jnp.asarray(RUNS), chunk_size=chunk_size) * out_weights).sum()
     grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*(jnp.asarray(x, jnp.float32) for x in inputs))
     for i, grad in enumerate(grads):
-        way = random.standard_normal(inputs[i].shape)
-        moved = [[x + sign * step * way if j == i else x for j, x in enumerate(inputs)] for sign in (1, -1)]
-        ends = [(of_each_head(x[:3], x[3], RUNS) * of_out).sum() for x in moved]
+        direction = random.standard_normal(inputs[i].shape)
+        shifted = [[x + sign * step * direction if j == i else x for j, x in enumerate(inputs)] for sign in (1, -1)]
+        ends = [(expected_output(x[:3], x[3], RUNS) * out_weights).sum() for x in shifted]
         np.testing.assert_allclose(
-            (np.asarray(grad) * way).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-4
+            (np.asarray(grad) * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-4
         )
 
 
 @pytest.mark.slow
-def test_without_decay_it_is_linear_attention_without_its_denominator(arrays):
-    """To the bit: the weights are exactly one."""
-    found = decayed_sums(*map(jnp.asarray, arrays), jnp.zeros((1, HEADS, 1)), jnp.asarray(RUNS), chunk_size=CHUNK)
+def test_without_decay_it_equals_unnormalised_linear_attention(arrays):
+    """Equal to the bit, as the weights are exactly one."""
+    actual = decayed_sums(*map(jnp.asarray, arrays), jnp.zeros((1, HEADS, 1)), jnp.asarray(RUNS), chunk_size=CHUNK)
     q, k, v = (jnp.asarray(x.reshape(-1, *x.shape[2:])) for x in arrays)
     segments = find_segments(jnp.asarray(IDS))
     expected = linear_sums(q, k, v, segments, chunk_size=CHUNK, causal=True, packed=True)
     real = np.repeat(RUNS > 0, HEADS, axis=0)[..., None]
-    np.testing.assert_array_equal(np.where(real, found.reshape(expected.shape), 0), np.where(real, expected, 0))
+    np.testing.assert_array_equal(np.where(real, actual.reshape(expected.shape), 0), np.where(real, expected, 0))
 
 
 @pytest.mark.parametrize("kind", DECAYS)
-def test_a_row_in_pieces(kind, arrays):
-    """Prefill at any split and steps: one output and one state; padding leaves the state as it is."""
+def test_a_sequence_in_pieces(kind, arrays):
+    """Prefill at any split and single steps give the same output; padding leaves the state unchanged."""
     log_decay, one = decays(kind), np.ones((BATCH, LENGTH), np.int32)
-    expected = of_each_head(arrays, log_decay, one)
+    expected = expected_output(arrays, log_decay, one)
     state, outs, start = jnp.zeros((BATCH, HEADS, 3, 2)), [], 0
     for stop, padding in ((7, 3), (8, 0), (21, 2)):
         piece = [
@@ -129,19 +129,19 @@ def test_a_row_in_pieces(kind, arrays):
 
 
 def test_near_tokens_are_exact_after_much_was_forgotten():
-    """The difference of two large sums has few digits left; see `log_decay`."""
+    """The difference of two large sums would lose its digits; see `log_decay`."""
     logs = np.full(512, -20.0)
     logs[1::2] = -np.random.default_rng(3).uniform(0, 1, 256)
     sums = running(jnp.asarray(logs, jnp.float32))
-    found = decay_between(sums.at(lambda x: x[1:]), sums.at(lambda x: x[:-1]), jnp.ones(511, bool))
-    np.testing.assert_allclose(found, np.exp(logs[1:].astype(np.float32).astype(np.float64)), rtol=1e-6)
+    actual = decay_between(sums.at(lambda x: x[1:]), sums.at(lambda x: x[:-1]), jnp.ones(511, bool))
+    np.testing.assert_allclose(actual, np.exp(logs[1:].astype(np.float32).astype(np.float64)), rtol=1e-6)
 
 
-def test_what_the_derivative_holds():
-    """Inputs and a sum a chunk: no weights of pairs."""
+def test_residuals_of_the_derivative():
+    """It keeps inputs and one sum per chunk, but no weights of pairs."""
     length, size, width = 512, 32, 4
     q, k, v = (jnp.ones((1, 1, length, width)) for _ in range(3))
     sums = lambda *x: decayed_sums(*x, jnp.ones((1, length), jnp.int32), chunk_size=size)
-    held = jax.eval_shape(lambda *x: jax.vjp(sums, *x)[1], q, k, v, jnp.full((1, 1, length), -0.1))
-    leaves = jax.tree.leaves(held)
+    residuals = jax.eval_shape(lambda *x: jax.vjp(sums, *x)[1], q, k, v, jnp.full((1, 1, length), -0.1))
+    leaves = jax.tree.leaves(residuals)
     assert max(leaf.size for leaf in leaves) <= length * max(width, width**2 // size, 1)

@@ -12,21 +12,21 @@ from flash_lm.ops.taylor import taylor_features, taylor_width
 def test_products_are_the_polynomial(width):
     q, k = np.random.default_rng(width).standard_normal((2, 40, width))
     scores = q @ k.T / np.sqrt(width)
-    of_q, of_k = (taylor_features(jnp.asarray(x, jnp.float32)) for x in (q, k))
-    assert of_q.shape == (40, taylor_width(width)) and of_q.dtype == jnp.float32
-    products = np.asarray(of_q, np.float64) @ np.asarray(of_k, np.float64).T
+    q_features, k_features = (taylor_features(jnp.asarray(x, jnp.float32)) for x in (q, k))
+    assert q_features.shape == (40, taylor_width(width)) and q_features.dtype == jnp.float32
+    products = np.asarray(q_features, np.float64) @ np.asarray(k_features, np.float64).T
     np.testing.assert_allclose(products, 1 + scores + scores**2 / 2, rtol=1e-5, atol=1e-5)
     assert products.min() > 0.5 - 1e-5
 
 
-def test_each_pair_is_there_once():
-    """153 numbers for 16, where all pairs would be 273."""
+def test_each_pair_occurs_once():
+    """153 features for width 16; all ordered pairs would be 273."""
     assert taylor_width(16) == 153
 
 
 def test_derivatives():
-    """Of the product along a direction, against that of the polynomial."""
-    q, k, way = np.random.default_rng(0).standard_normal((3, 4))
+    """Derivative of the product along a direction, against that of the polynomial."""
+    q, k, direction = np.random.default_rng(0).standard_normal((3, 4))
     product = lambda x: taylor_features(x) @ taylor_features(jnp.asarray(k, jnp.float32))
-    found = jax.jvp(product, (jnp.asarray(q, jnp.float32),), (jnp.asarray(way, jnp.float32),))[1]
-    assert found == pytest.approx((1 + q @ k / 2) * (way @ k) / 2, rel=1e-5)
+    tangent = jax.jvp(product, (jnp.asarray(q, jnp.float32),), (jnp.asarray(direction, jnp.float32),))[1]
+    assert tangent == pytest.approx((1 + q @ k / 2) * (direction @ k) / 2, rel=1e-5)

@@ -1,4 +1,4 @@
-"""What a query sees, against the definition pair by pair; and that every form of attention obeys it."""
+"""Key spans (masks) against their definition pair by pair, in every form of attention."""
 
 import itertools
 
@@ -18,19 +18,19 @@ from ops.test_segments import LENGTH, random_ids
 
 CHUNK = 5
 PREFIX = 4
-PLACES = np.arange(LENGTH)
+POSITIONS = np.arange(LENGTH)
 
 
-def pairs_of(ids: list[int], causal: bool, window: int | None, prefix: int) -> np.ndarray:
-    """Which pairs see each other, L×L: one by one."""
-    of_one_document = visibility(ids, False)
-    found = np.zeros((LENGTH, LENGTH), bool)
+def visible_pairs(ids: list[int], causal: bool, window: int | None, prefix: int) -> np.ndarray:
+    """Mask of the visible pairs, L×L, pair by pair."""
+    same_document = visibility(ids, False)
+    visible = np.zeros((LENGTH, LENGTH), bool)
     for t, u in itertools.product(range(LENGTH), repeat=2):
-        if not of_one_document(t, u):
+        if not same_document(t, u):
             continue
-        begin = min(x for x in range(LENGTH) if of_one_document(t, x))
-        found[t, u] = (not causal or u <= t or u - begin < prefix) and (window is None or abs(t - u) < window)
-    return found
+        begin = min(x for x in range(LENGTH) if same_document(t, x))
+        visible[t, u] = (not causal or u <= t or u - begin < prefix) and (window is None or abs(t - u) < window)
+    return visible
 
 
 def key_span(ids: np.ndarray, causal: bool, window: int | None, prefix: int) -> KeySpan:
@@ -47,28 +47,28 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.parametrize("seed", range(4))
 def test_masks_and_counts(seed, kind):
     ids = random_ids(seed)
-    found = key_span(ids, *kind)
-    visible = np.asarray(found.visible(jnp.arange(LENGTH, dtype=jnp.int32)))
-    expected = np.stack([pairs_of(row.tolist(), *kind) for row in ids])
+    span = key_span(ids, *kind)
+    visible = np.asarray(span.visible(jnp.arange(LENGTH, dtype=jnp.int32)))
+    expected = np.stack([visible_pairs(row.tolist(), *kind) for row in ids])
     np.testing.assert_array_equal(visible, expected)
-    chunk_of = PLACES // CHUNK
+    chunk_index = POSITIONS // CHUNK
     for reach in ((0,), (-1, 0), (-1, 0, 1)):
-        inside = np.isin(chunk_of[None] - chunk_of[:, None], reach)
-        np.testing.assert_array_equal(found.clip_to_chunks(CHUNK, reach).count(), (expected & inside).sum(axis=-1))
-    before, after = chunk_of[None] < chunk_of[:, None], chunk_of[None] > chunk_of[:, None]
-    np.testing.assert_array_equal(found.count(), expected.sum(axis=-1))
-    np.testing.assert_array_equal(found.before_chunk(CHUNK), (expected & before).sum(axis=-1))
-    np.testing.assert_array_equal(found.after_chunk(CHUNK), (expected & after).sum(axis=-1))
+        inside = np.isin(chunk_index[None] - chunk_index[:, None], reach)
+        np.testing.assert_array_equal(span.clip_to_chunks(CHUNK, reach).count(), (expected & inside).sum(axis=-1))
+    before, after = chunk_index[None] < chunk_index[:, None], chunk_index[None] > chunk_index[:, None]
+    np.testing.assert_array_equal(span.count(), expected.sum(axis=-1))
+    np.testing.assert_array_equal(span.before_chunk(CHUNK), (expected & before).sum(axis=-1))
+    np.testing.assert_array_equal(span.after_chunk(CHUNK), (expected & after).sum(axis=-1))
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_decoded_tokens_see_what_came_before(window):
-    """Rows that stand at different places, padded on the right."""
+def test_decoded_tokens_see_earlier_tokens(window):
+    """Sequences at different positions, padded on the right."""
     index = np.array([[3, 4, 5, 6], [9, 10, 11, 12]], np.int32)
     real = np.array([[True] * 4, [True, True, False, False]])
-    found = causal_key_span(jnp.asarray(index), jnp.asarray(real), window)
-    visible = np.asarray(found.visible(jnp.arange(LENGTH, dtype=jnp.int32)))
-    back = index[..., None] - PLACES
+    span = causal_key_span(jnp.asarray(index), jnp.asarray(real), window)
+    visible = np.asarray(span.visible(jnp.arange(LENGTH, dtype=jnp.int32)))
+    back = index[..., None] - POSITIONS
     np.testing.assert_array_equal(visible, real[..., None] & (back >= 0) & (back < (window or LENGTH)))
 
 
@@ -78,27 +78,27 @@ def arrays() -> list[np.ndarray]:
     return [random.standard_normal((4, 1, LENGTH, width)).astype(np.float32) for width in (3, 3, 2)]
 
 
-def plain(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
-    return quadratic_attention(q, k, v, seen, function="relu2", scale=0.7, divisor_BxL=jnp.ones((1, LENGTH)))
+def plain(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
+    return quadratic_attention(q, k, v, key_span_BxL, function="relu2", scale=0.7, divisor_BxL=jnp.ones((1, LENGTH)))
 
 
-def blocked(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
+def blocked(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
     monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
     monkeypatch.setattr(blocked_attention, "LARGEST", 4)
     divisor = jnp.ones((1, LENGTH))
-    return quadratic_attention(q, k, v, seen, function="relu2", scale=0.7, divisor_BxL=divisor, blocked=True)
+    return quadratic_attention(q, k, v, key_span_BxL, function="relu2", scale=0.7, divisor_BxL=divisor, blocked=True)
 
 
-def local(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
+def local(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
     q, k, v = (x[:, 0] for x in (q, k, v))
     settings = {"chunk_size": chunk, "function": "relu2", "scale": 0.7, "divisor_BxL": jnp.ones((1, LENGTH))}
-    return local_attention(q, k, v, seen, **settings)[:, None]
+    return local_attention(q, k, v, key_span_BxL, **settings)[:, None]
 
 
-def kernel(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
+def kernel(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
     runs, divisor = find_segments(jnp.asarray(ids)).runs_BxL, jnp.ones((1, LENGTH))
     form = Form("relu2", 0.7, "interpreted")
-    return attend_in_chunks(form, q, k, v, runs, seen, chunk_size=chunk, divisor_BxL=divisor)
+    return attend_in_chunks(form, q, k, v, runs, key_span_BxL, chunk_size=chunk, divisor_BxL=divisor)
 
 
 @kinds
@@ -106,11 +106,13 @@ def kernel(q, k, v, ids, seen: KeySpan, chunk: int, monkeypatch):
     ("form", "chunk"),
     [(plain, LENGTH), (blocked, LENGTH), (local, LENGTH), (local, CHUNK), (kernel, LENGTH), (kernel, 8)],
 )
-def test_every_form_keeps_to_it(form, chunk, kind, arrays, monkeypatch):
+def test_every_form_obeys_the_key_span(form, chunk, kind, arrays, monkeypatch):
     ids = random_ids(7)
     q, k, v = (x.astype(np.float64) for x in arrays)
-    seen = np.stack([pairs_of(row.tolist(), *kind) for row in ids]) & (PLACES[:, None] // chunk == PLACES // chunk)
+    visible = np.stack([visible_pairs(row.tolist(), *kind) for row in ids]) & (
+        POSITIONS[:, None] // chunk == POSITIONS // chunk
+    )
     scores = np.einsum("bhik,bhjk->bhij", q, k) * 0.7
-    expected = np.where(seen[:, None], np.square(np.maximum(scores, 0)), 0) @ v
-    found = form(*(jnp.asarray(x) for x in arrays), ids, key_span(ids, *kind), chunk, monkeypatch)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    expected = np.where(visible[:, None], np.square(np.maximum(scores, 0)), 0) @ v
+    actual = form(*(jnp.asarray(x) for x in arrays), ids, key_span(ids, *kind), chunk, monkeypatch)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""RWKV's decaying means against pairs in float64: values, derivatives, states, and keys of any size."""
+"""RWKV's WKV operator against pairs in float64: values, derivatives, states, and keys of any size."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ prefill = jax.jit(prefill_wkv, static_argnames="chunk_size")
 
 
 def inputs(scale: float = 1.0) -> tuple[np.ndarray, ...]:
-    """Keys, values, rates from slow to so fast that a token is all that is left, and u."""
+    """Keys, values, decay rates from slow to so fast that only the last token counts, and the bonus u."""
     random = np.random.default_rng(0)
     k, v = random.standard_normal((2, BATCH, LENGTH, WIDTH))
     arrays = (scale * k, v, np.array([1e-3, 0.1, 2.0, 50.0]), random.standard_normal(WIDTH))
@@ -27,14 +27,14 @@ def inputs(scale: float = 1.0) -> tuple[np.ndarray, ...]:
 
 def expected(k, v, rate, bonus, runs: np.ndarray, causal: bool = True) -> np.ndarray:
     k, v, rate, bonus = (np.asarray(x, np.float64) for x in (k, v, rate, bonus))
-    out, places = np.zeros_like(v), np.arange(k.shape[1])
+    out, positions = np.zeros_like(v), np.arange(k.shape[1])
     for b, t in np.ndindex(*k.shape[:2]):
-        seen = places[(runs[b] == runs[b, t]) & (runs[b] > 0) & ((places <= t) | (not causal))]
-        if len(seen):
-            decay = np.where((seen == t)[:, None], bonus, -(abs(t - seen)[:, None] - 1) * rate)
-            logs = k[b, seen] + decay
+        visible = positions[(runs[b] == runs[b, t]) & (runs[b] > 0) & ((positions <= t) | (not causal))]
+        if len(visible):
+            decay = np.where((visible == t)[:, None], bonus, -(abs(t - visible)[:, None] - 1) * rate)
+            logs = k[b, visible] + decay
             weights = np.exp(logs - logs.max(axis=0))
-            out[b, t] = (weights * v[b, seen]).sum(axis=0) / weights.sum(axis=0)
+            out[b, t] = (weights * v[b, visible]).sum(axis=0) / weights.sum(axis=0)
     return out
 
 
@@ -42,30 +42,30 @@ def expected(k, v, rate, bonus, runs: np.ndarray, causal: bool = True) -> np.nda
 @pytest.mark.parametrize("chunk_size", [1, 5, 64])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_values(scale, chunk_size, causal):
-    """e^100 is more than float32 holds."""
+    """Also for keys at which exp overflows in float32."""
     arrays = inputs(scale)
-    found = run(*arrays, RUNS, chunk_size=chunk_size, causal=causal)
-    np.testing.assert_allclose(found, expected(*arrays, RUNS, causal), rtol=1e-5, atol=2e-5)
+    actual = run(*arrays, RUNS, chunk_size=chunk_size, causal=causal)
+    np.testing.assert_allclose(actual, expected(*arrays, RUNS, causal), rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("chunk_size", [5, 64])
 def test_derivatives(chunk_size):
-    """Along random directions, against differences of the pairs; those of rates and u too."""
+    """Along random directions against differences of the reference, also by rates and u."""
     random, step = np.random.default_rng(2), 1e-6
     exact = [x.astype(np.float64) for x in inputs()]
-    of_out = random.standard_normal(exact[1].shape)
-    loss = lambda *x: (wkv(*x, jnp.asarray(RUNS), chunk_size=chunk_size, causal=True) * of_out).sum()
+    out_weights = random.standard_normal(exact[1].shape)
+    loss = lambda *x: (wkv(*x, jnp.asarray(RUNS), chunk_size=chunk_size, causal=True) * out_weights).sum()
     grads = jax.jit(jax.grad(loss, argnums=range(4)))(*(jnp.asarray(x, jnp.float32) for x in exact))
     for i, grad in enumerate(grads):
-        way = random.standard_normal(exact[i].shape)
-        moved = [[x + sign * step * way if j == i else x for j, x in enumerate(exact)] for sign in (1, -1)]
-        ends = [(expected(*x, RUNS) * of_out).sum() for x in moved]
+        direction = random.standard_normal(exact[i].shape)
+        shifted = [[x + sign * step * direction if j == i else x for j, x in enumerate(exact)] for sign in (1, -1)]
+        ends = [(expected(*x, RUNS) * out_weights).sum() for x in shifted]
         difference = (ends[0] - ends[1]) / (2 * step)
-        np.testing.assert_allclose((np.asarray(grad) * way).sum(), difference, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose((np.asarray(grad) * direction).sum(), difference, rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_in_pieces():
-    """Prefill at any split, some of nothing, and tokens one by one; padding leaves the state as it is."""
+def test_a_sequence_in_pieces():
+    """Prefill at any split, also of no tokens, and single tokens; padding leaves the state unchanged."""
     k, v, rate, bonus = inputs()
     state, outs, start = Sums.nothing((BATCH, WIDTH)), [], 0
     for stop, padding in ((7, 3), (7, 4), (8, 0), (21, 2), *((t, 0) for t in range(22, LENGTH + 1))):

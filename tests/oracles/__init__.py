@@ -1,5 +1,5 @@
-"""References in float64 NumPy: loops over tokens and pairs, written from the papers' equations and from nothing else.
+"""Reference implementations in float64 NumPy: loops over tokens and pairs, written from the papers' equations alone.
 
-One row of a batch at a time: arrays are L×…, in the letters of flash_lm/ops/__init__.py. Slow, and easy to read beside
-the paper. Parameters arrive as nested dicts in the model's names.
+They take one sequence at a time: arrays are L×…, in the letters of flash_lm/ops/__init__.py. They are slow, and easy
+to compare with the paper. Parameters are nested dicts with the model's names.
 """

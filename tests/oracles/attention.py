@@ -1,4 +1,4 @@
-"""Attention over pairs, and the quadratic mixers: multi-head softmax attention and FLASH-Quad's unit."""
+"""Attention pair by pair, and helpers of the quadratic mixers."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from oracles.positions import rope
 
 
 class Row(NamedTuple):
-    """What a mixer knows of the tokens of one row: who sees whom, and the position of each in its document."""
+    """Context of a mixer for one sequence: which pairs are visible, and each token's position in its document."""
 
     sees: Callable[[int, int], bool]
     positions: list[int]
 
 
 def attend(q_LxK, k_LxK, v_LxE, sees, *, function, factor, divisor, bias) -> np.ndarray:
-    """Σ_u f(factor · q_t·k_u + bias(t, u)) / N · v_u over the keys u that t sees; divisor(number of them) = N."""
+    """Σ_u f(factor · q_t·k_u + bias(t, u)) / N · v_u over the n visible keys u of t; N = divisor(n)."""
     out_LxE = np.zeros((len(q_LxK), v_LxE.shape[1]))
     for t, q_K in enumerate(q_LxK):
         keys = [u for u in range(len(k_LxK)) if sees(t, u)]
@@ -29,9 +29,9 @@ def attend(q_LxK, k_LxK, v_LxE, sees, *, function, factor, divisor, bias) -> np.
     return out_LxE
 
 
-def pairs_where(joined: Callable[[int, int], bool], length: int) -> np.ndarray:
-    """L×L of bool."""
-    return np.array([[joined(t, u) for u in range(length)] for t in range(length)])
+def pair_matrix(connected: Callable[[int, int], bool], length: int) -> np.ndarray:
+    """Returns an L×L mask: whether query t and key u are connected."""
+    return np.array([[connected(t, u) for u in range(length)] for t in range(length)])
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -39,15 +39,15 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
 
-def rotated(x_LxK: np.ndarray, row: Row, settings) -> np.ndarray:
-    """Rotary positions, where the model has them."""
+def apply_rotary(x_LxK: np.ndarray, row: Row, settings) -> np.ndarray:
+    """Applies rotary positions if the model uses them."""
     if not settings.rotary:
         return x_LxK
     base = settings.rotary_base
     return np.stack([rope(x_K, position, base) for x_K, position in zip(x_LxK, row.positions, strict=True)])
 
 
-def heads(x_LxD: np.ndarray, count: int) -> list[np.ndarray]:
-    """The columns of each head."""
+def split_heads(x_LxD: np.ndarray, count: int) -> list[np.ndarray]:
+    """Splits the channels into one array per head."""
     width = x_LxD.shape[1] // count
     return [x_LxD[:, h * width : (h + 1) * width] for h in range(count)]

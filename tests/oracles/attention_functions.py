@@ -1,4 +1,4 @@
-"""From the scores of one query's visible keys to their weights."""
+"""Attention functions: the weights of one query's visible keys from their scores."""
 
 import math
 
@@ -6,18 +6,18 @@ import numpy as np
 
 
 def relu2(score: float) -> float:
-    """FLASH, eq. 4."""
+    """relu(score)² (FLASH, eq. 4)."""
     return score * score if score > 0 else 0.0
 
 
 def laplace(score: float) -> float:
-    """Mega: mean √½ and standard deviation √(1 / 4π) of the normal distribution whose probability it is."""
+    """Distribution function of a normal distribution with mean √½ and standard deviation √(1 / 4π) (Mega)."""
     mean, deviation = math.sqrt(1 / 2), math.sqrt(1 / (4 * math.pi))
     return (1 + math.erf((score - mean) / (deviation * math.sqrt(2)))) / 2
 
 
 def weights(function: str, scores: list[float], n: float) -> np.ndarray:
-    """f(score) / n of each key; softmax has a denominator of its own."""
+    """Returns f(score) / n for each key; softmax divides by its sum of exponentials instead."""
     if function == "softmax":
         top = max(scores)
         exponentials = [math.exp(score - top) for score in scores]

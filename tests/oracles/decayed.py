@@ -1,10 +1,10 @@
-"""The decayed recurrence token by token: S ← e^g S + kᵀ v, o = q S, from nothing at the start of each document."""
+"""The decayed recurrence token by token: S ← e^g S + kᵀ v, o = q S, with S = 0 at the start of each document."""
 
 import numpy as np
 
 
 def recurrence(q, k, v, log_decay, runs) -> np.ndarray:
-    """L×E, of one head; padding, run 0, gets zeros."""
+    """Output of one head, L×E; padding (run 0) gets zeros."""
     out, state = np.zeros(v.shape), np.zeros((k.shape[1], v.shape[1]))
     for t in range(len(v)):
         if t == 0 or runs[t] != runs[t - 1]:

@@ -1,4 +1,4 @@
-"""The families as the tests know them, from the files of `families`; one that has no row there fails its tests."""
+"""Table of the families under test, from the files in `families`; a family without an entry fails its tests."""
 
 import importlib
 import pkgutil
@@ -16,10 +16,11 @@ for _module in pkgutil.iter_modules(families.__path__):
 
 
 def complete(model: dict) -> SimpleNamespace:
-    """The settings of `config.model`, its sections as namespaces, with every open key that its family reads filled in.
+    """Fills in the open keys of `config.model` with the family's defaults; sections become namespaces.
 
-    N counts for causal models whose weights it divides, and is the length for others. `layers` has the settings of
-    each layer of a pattern: its own, but for what the whole model shares.
+    The normalizer N is the count of visible keys for causal models in which it divides the weights, and the length
+    otherwise. `layers` holds the settings of each layer of a pattern; all share the model's `norm` and
+    `absolute_positions`.
     """
     s = SimpleNamespace(**{k: SimpleNamespace(**v) if isinstance(v, dict) else v for k, v in model.items()})
     family = FAMILIES[s.family]
@@ -38,9 +39,9 @@ def complete(model: dict) -> SimpleNamespace:
     }
     for key, value in (defaults | family.defaults).items():
         *section, name = key.split(".")
-        place = getattr(s, section[0]) if section else s
-        if getattr(place, name) is None:
-            setattr(place, name, value(s) if callable(value) else value)
+        target = getattr(s, section[0]) if section else s
+        if getattr(target, name) is None:
+            setattr(target, name, value(s) if callable(value) else value)
     shared = {key: getattr(s, key) for key in ("norm", "absolute_positions")}
     s.layers = [complete(model | shared | {"family": name, "pattern": ()}) for name in s.pattern] or [s]
     return s

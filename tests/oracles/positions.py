@@ -10,14 +10,14 @@ T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 
 
 def rope(x_K: np.ndarray, position: int, base: float = BASE) -> np.ndarray:
-    """Turns the plane of dimensions i and i + K/2 by position · base^(−2i/K)."""
+    """Rotates the plane of dimensions i and i + K/2 by position · base^(−2i/K)."""
     half = len(x_K) // 2
-    turned = np.zeros_like(x_K)
+    rotated = np.zeros_like(x_K)
     for i in range(half):
         angle = position * base ** (-2 * i / len(x_K))
-        turned[i] = x_K[i] * math.cos(angle) - x_K[i + half] * math.sin(angle)
-        turned[i + half] = x_K[i] * math.sin(angle) + x_K[i + half] * math.cos(angle)
-    return turned
+        rotated[i] = x_K[i] * math.cos(angle) - x_K[i + half] * math.sin(angle)
+        rotated[i + half] = x_K[i] * math.sin(angle) + x_K[i + half] * math.cos(angle)
+    return rotated
 
 
 def sinusoid(position: int, width: int) -> np.ndarray:
@@ -26,8 +26,8 @@ def sinusoid(position: int, width: int) -> np.ndarray:
     return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
 
 
-def absolute(name: str, position: int, width: int, p: dict) -> np.ndarray:
-    """What is added to the embedding of the token at `position`."""
+def absolute_position(name: str, position: int, width: int, p: dict) -> np.ndarray:
+    """Returns the vector that is added to the embedding of the token at `position`."""
     if name == "none":
         return np.zeros(width)
     if name == "learned":
@@ -36,10 +36,10 @@ def absolute(name: str, position: int, width: int, p: dict) -> np.ndarray:
 
 
 def t5_bucket(distance: int, causal: bool, buckets: int = T5_BUCKETS, max_distance: int = T5_MAX_DISTANCE) -> int:
-    """T5's bucket of `distance` = place of the key − place of the query.
+    """Returns T5's bucket of `distance` = position of the key − position of the query.
 
-    The border of a logarithmic bucket is an irrational power for most buckets and a whole number for some, so it is
-    compared in whole numbers: exact · (max / exact)^(k / n) ≤ back is exact^n · max^k ≤ back^n · exact^k.
+    The border of a logarithmic bucket is irrational for most buckets and an integer for some, so it is compared in
+    integers: exact · (max / exact)^(k / n) ≤ back is exact^n · max^k ≤ back^n · exact^k.
     """
     first = 0
     if not causal:
@@ -57,13 +57,13 @@ def t5_bucket(distance: int, causal: bool, buckets: int = T5_BUCKETS, max_distan
 
 
 def relative_bias(name: str, reach: int, causal: bool, p: dict | None) -> Callable[[int, int], float]:
-    """bias(t, u) of query t and key u.
+    """Returns the function bias(t, u) of query t and key u.
 
     Args:
         name: none, toeplitz, t5 or rope.
-        reach: of toeplitz, whose w has 2 · reach − 1 entries, the middle one for distance 0.
-        causal: T5's buckets all look back.
-        p: the bias's parameters.
+        reach: for toeplitz, whose w has 2 · reach − 1 entries; the middle one is distance 0.
+        causal: whether all of T5's buckets are for earlier keys.
+        p: parameters of the bias.
     """
     if name == "toeplitz":
         return lambda t, u: p["weight"][u - t + reach - 1]

@@ -1,4 +1,4 @@
-"""What the tests know of a sublayer and of a family; each file of `families` has rows."""
+"""Entries of the tests' table: a sublayer and a family; each file in `families` defines some in `ROWS`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sublayer:
-    """One sublayer.
+    """Reference and closed forms of one sublayer.
 
     Attributes:
         oracle: (x_LxD, parameters, row, settings) -> y_LxD.
-        parameters: settings -> how many, without short convolutions.
-        flops: settings, length -> forward model FLOPs of one row, without short convolutions.
-        convolved: settings -> how many channels have a filter, with short convolutions.
-        owns_residual: whether it gets the residual stream and returns what replaces it.
+        parameters: settings -> number of parameters, without short convolutions.
+        flops: settings, length -> forward model FLOPs of one sequence, without short convolutions.
+        convolved: settings -> number of channels with a filter, if short convolutions are on.
+        owns_residual: whether it takes the residual stream and returns its replacement.
     """
 
     oracle: Callable[..., np.ndarray]
@@ -33,50 +33,51 @@ class Sublayer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
-    """One row. What most families have is the default.
+    """How one family differs from most in the tests; the defaults are what most families have.
 
     Attributes:
-        sublayers: of a layer.
-        absolute: the default of absolute_positions.
-        rotary: the default of rotary.
-        defaults: what its other open keys become: values, or functions of the settings.
-        small: its own keys in the small model of the tests.
+        sublayers: sublayers of a layer.
+        absolute: default of absolute_positions.
+        rotary: default of rotary.
+        defaults: defaults of its other open keys: values, or functions of the settings.
+        small: its keys in the small model of the tests.
 
-        letters: settings -> the letters of its formula in docs/families/, besides D, F, H, L and V.
-        sizes: its own keys in the two sizes at which the formula is compared.
-        tables: settings -> parameters of a layer in tables by position, which a longer model has more of.
-        counted: whether XLA counts the same FLOPs.
-        counted_at: keys at which it does.
+        letters: settings -> letters of its formula in docs/families/, besides D, F, H, L and V.
+        sizes: its keys in the two sizes at which the formula is compared.
+        tables: settings -> parameters of a layer that grow with max_length.
+        xla_counts_flops: whether the FLOPs agree with those that XLA counts.
+        xla_keys: keys at which they agree.
 
-        like: the family whose programs differ so little that `make test` compiles it in few tests only.
-        both_ways: whether `make test` runs the bidirectional form, too.
-        serves_prefix: whether tokens of a causal model may see the start of their document both ways.
-        kernels: forms that have a Pallas kernel: causal, bidirectional.
-        constant_state: whether decoding takes the same memory whatever the length.
-        other_inputs: settings -> numbers that a layer's decode state holds besides a cache.
-        rounded_state: what stands in the names of the decode state's arrays that `state_dtype` rounds.
-        normalizes: whether a part without softmax needs `normalizer`.
-        connects: the arguments of the first sublayer -> L×L of bool, whether it has a weight from t to u; None:
-            wherever t sees u.
-        everywhere: keys with which its derivatives are zero only where nothing is seen.
-        ends: whether positions of its own end, whatever the absolute ones.
-        forgets: whether its sums forget earlier tokens.
-        one_chunk: keys with which a row of the tests is one chunk, if its chunks have their grid in the row.
-        one_pass: whether its bidirectional form is another function where rows have one document.
-        without_segments: whether that function is used without segment ids alone, too.
-        grows: "linear": time and memory grow as the length does; "memory": memory does; None: not measured.
-        memory: how many times as much memory twice the length may take.
-        ill: forms in which the oracle itself moves by more than 1e-5 where inputs are 30 times as large.
-        hashes: whether rounding may give a token another hash.
-        recomputes: whether it recomputes products in the backward pass even without `remat`.
-        repeats: whether its backward pass repeats products even with remat=products.
-        recomputed: how near its gradients are with remat=products, relative.
-        ends_with_norm: whether a layer ends with a norm, so that what it adds does not set the size of the stream.
-        mesh: its own keys in the tests of meshes.
-        by_pairs: whether its mixer takes pairs of queries and keys.
-        starts_fixed: what stands in the names of parameters that nobody draws.
-        ends_with_map: whether each sublayer ends with a map, which `residual_init` scales; else all but the first.
-        normed_heads: whether a norm by head makes as much of a small q·k as of a large one.
+        like: a family with nearly the same programs; if set, `make test` compiles this one in few tests only.
+        both_ways: whether `make test` also runs the bidirectional form.
+        serves_prefix: whether a causal model supports a bidirectional prefix of each document.
+        kernels: values of `causal` for which it has a Pallas kernel.
+        constant_state: whether the decode state has the same size at any length.
+        other_inputs: settings -> numbers in a layer's decode state besides the cache.
+        rounded_state: substrings of the names of the decode state's arrays that `state_dtype` rounds.
+        reads_normalizer: whether it has a part without softmax that reads `normalizer`.
+        connects: the arguments of the first sublayer -> L×L mask, whether it has a weight from t to u; None: wherever
+            t sees u.
+        smooth_keys: keys with which its derivatives are zero only for pairs that are not visible.
+        limits_length: whether the family limits the length itself, whatever the absolute positions.
+        decays: whether its sums decay.
+        one_chunk: keys with which a sequence of the tests is one chunk, if chunk borders are fixed in the sequence.
+        one_pass: whether its bidirectional form uses another function for one document per sequence.
+        without_segments: whether that function is also used without segment ids.
+        growth: "linear": time and memory are linear in the length; "memory": memory is; None: not measured.
+        memory: bound on the ratio of memory at twice the length.
+        ill_conditioned: forms in which rounding of inputs 30 times as large moves the oracle by more than 1e-5.
+        hashes_tokens: whether it hashes tokens, so that rounding may change a hash.
+        recomputes_products: whether the backward pass recomputes products even without `remat`.
+        repeats_products: whether the backward pass recomputes products even with remat=products.
+        remat_rtol: relative tolerance of its gradients with remat=products.
+        ends_with_norm: whether a layer ends with a norm, which fixes the scale of the residual stream.
+        mesh: its keys in the tests of meshes.
+        by_pairs: whether its mixer takes queries and keys.
+        fixed_init: substrings of the names of parameters whose initial values are not random.
+        ends_with_map: whether every sublayer ends with a linear map, which `residual_init` scales; else all except the
+            first.
+        normed_heads: whether a norm per head removes the scale of q·k.
     """
 
     sublayers: tuple[Sublayer, ...]
@@ -87,8 +88,8 @@ class Family:
     letters: Callable[[SimpleNamespace], dict[str, int]] = lambda s: {}
     sizes: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
     tables: Callable[[SimpleNamespace], int] = lambda s: 0
-    counted: bool = True
-    counted_at: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    xla_counts_flops: bool = True
+    xla_keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     like: str = ""
     both_ways: bool = False
     serves_prefix: bool = False
@@ -96,24 +97,24 @@ class Family:
     constant_state: bool = False
     other_inputs: Callable[[SimpleNamespace], int] = lambda s: 0
     rounded_state: tuple[str, ...] = (".last", "['x']")
-    normalizes: bool = False
+    reads_normalizer: bool = False
     connects: Callable[..., np.ndarray] | None = None
-    everywhere: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    ends: bool = False
-    forgets: bool = False
+    smooth_keys: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    limits_length: bool = False
+    decays: bool = False
     one_chunk: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     one_pass: bool = False
     without_segments: bool = False
-    grows: str | None = None
+    growth: str | None = None
     memory: float = 2.2
-    ill: tuple[str, ...] = ()
-    hashes: bool = False
-    recomputes: bool = False
-    repeats: bool = False
-    recomputed: float = 1e-5
+    ill_conditioned: tuple[str, ...] = ()
+    hashes_tokens: bool = False
+    recomputes_products: bool = False
+    repeats_products: bool = False
+    remat_rtol: float = 1e-5
     ends_with_norm: bool = False
     mesh: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     by_pairs: bool = True
-    starts_fixed: tuple[str, ...] = ("variants", "shift", "core/log_rate", "core/bonus", "convolutions")
+    fixed_init: tuple[str, ...] = ("variants", "shift", "core/log_rate", "core/bonus", "convolutions")
     ends_with_map: bool = True
     normed_heads: bool = False

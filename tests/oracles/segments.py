@@ -1,4 +1,4 @@
-"""Documents of a row: runs of equal segment ids."""
+"""Documents of a packed sequence: runs of equal segment ids."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ PADDING = -1
 
 
 def documents(segment_ids_L: Sequence[int]) -> list[int]:
-    """Number of each token's document, counted along the row, and PADDING where the id is 0.
+    """Returns the number of each token's document, counted along the sequence, and PADDING where the id is 0.
 
     A run ends where the id changes, so an id used again after another one is a new document.
     """
@@ -19,22 +19,22 @@ def documents(segment_ids_L: Sequence[int]) -> list[int]:
 
 
 def offsets(segment_ids_L: Sequence[int]) -> list[int]:
-    """Place of each token in its run."""
-    places, before = [], None
+    """Returns the position of each token in its run."""
+    positions, before = [], None
     for segment_id in segment_ids_L:
-        places.append(places[-1] + 1 if segment_id == before else 0)
+        positions.append(positions[-1] + 1 if segment_id == before else 0)
         before = segment_id
-    return places
+    return positions
 
 
 def visibility(
     segment_ids_L: Sequence[int], causal: bool, prefix_L: Sequence[int] | None = None
 ) -> Callable[[int, int], bool]:
-    """sees(t, u): whether query t may look at key u; the first prefix_L[t] keys of its document are always seen."""
-    document, place = documents(segment_ids_L), offsets(segment_ids_L)
+    """Returns sees(t, u): whether query t sees key u; the first prefix_L[t] keys of its document are always visible."""
+    document, position = documents(segment_ids_L), offsets(segment_ids_L)
 
     def sees(t: int, u: int) -> bool:
-        given = prefix_L is not None and place[u] < prefix_L[t]
-        return document[t] == document[u] != PADDING and (u <= t or not causal or given)
+        in_prefix = prefix_L is not None and position[u] < prefix_L[t]
+        return document[t] == document[u] != PADDING and (u <= t or not causal or in_prefix)
 
     return sees

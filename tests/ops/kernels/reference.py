@@ -1,4 +1,4 @@
-"""Attention in chunks as one matrix over the whole row, float64, with its derivatives written out."""
+"""Attention in chunks as one float64 matrix over the sequence, with explicit derivatives."""
 
 import math
 
@@ -16,7 +16,7 @@ FUNCTIONS = {
 
 
 def masks(ids: np.ndarray, chunk: int, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """B×L×L each: pairs of one document in the same chunk, and those with the key in an earlier chunk."""
+    """Two masks, B×L×L: pairs of one document in the same chunk, and those with the key in an earlier chunk."""
     first = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)
     t = np.arange(ids.shape[1])
     same = (first[:, :, None] == first[:, None]) & (ids > 0)[:, :, None]
@@ -27,17 +27,17 @@ def masks(ids: np.ndarray, chunk: int, causal: bool) -> tuple[np.ndarray, np.nda
 def attend(
     x: dict, ids: np.ndarray, *, chunk: int, causal: bool, function: str, scale: float
 ) -> tuple[np.ndarray, dict]:
-    """The output, and the derivatives of its product with x["d_out"] by each array.
+    """Returns the output, and the derivatives of its product with x["d_out"] by each array.
 
     Args:
         x: q, k, v, d_out, B×H×L×…; divisor, B×L; optionally bias, of the distances 1 − C … C − 1; optionally x, y,
-            B×H×L×K, and weight, B×L, of the sum over earlier chunks; optionally decay, B×H×L, logarithms of what each
-            token lets pass of the weights inside its chunk, of which there is no bias and no sum.
+            B×H×L×K, and weight, B×L, of the sum over earlier chunks; optionally decay, B×H×L, each token's log decay of
+            the weights inside its chunk, without bias and sum.
         ids: B×L, 0 = padding.
         chunk: C.
         causal: hide later keys.
         function: a name of FUNCTIONS.
-        scale: of the scores.
+        scale: factor of the scores.
     """
     x = {name: np.asarray(array, np.float64) for name, array in x.items()}
     inside, earlier = (mask[:, None] for mask in masks(ids, chunk, causal))
@@ -63,9 +63,9 @@ def attend(
         "v": np.einsum("bhtu,bhte->bhue", matrix, x["d_out"]),
     }
     if "bias" in x:
-        of_all = d_scores.sum(axis=(0, 1))
-        d["bias"] = np.array([of_all[distance == w].sum() for w in range(1 - chunk, chunk)])
-    if "decay" in x:  # a token's counts in all pairs that it lies between, or is the query of
+        summed = d_scores.sum(axis=(0, 1))
+        d["bias"] = np.array([summed[distance == w].sum() for w in range(1 - chunk, chunk)])
+    if "decay" in x:  # a token's decay counts in all pairs around it, and as query
         moved = d_matrix * matrix
         d["decay"] = np.flip(np.cumsum(np.flip(moved.sum(axis=3) - moved.sum(axis=2), axis=2), axis=2), axis=2)
     if "x" in x:

@@ -1,4 +1,4 @@
-"""Which implementation a part of a model gets, and that it is logged once."""
+"""Choice between Pallas kernels and XLA; it is logged once."""
 
 import logging
 
@@ -18,14 +18,14 @@ def choose(requested: str, **changes) -> str | None:
     return choice.choose_backend(requested, "a part", x["function"], x["size"], q, v)  # type: ignore[arg-type]
 
 
-def on(platform: str, monkeypatch, shared: int = HOPPER) -> None:
+def set_platform(platform: str, monkeypatch, shared: int = HOPPER) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     monkeypatch.setattr(backends, "shared_memory", lambda: shared)
 
 
 @pytest.mark.parametrize(("platform", "backend"), [("gpu", "triton"), ("tpu", "mosaic"), ("cpu", None)])
-def test_auto_is_the_machines(platform, backend, monkeypatch):
-    on(platform, monkeypatch)
+def test_auto_is_the_backend_of_the_platform(platform, backend, monkeypatch):
+    set_platform(platform, monkeypatch)
     assert choose("auto") == backend
     assert choose("xla") is None
     assert choose("pallas") == (backend or "interpreted")
@@ -44,23 +44,23 @@ def test_auto_is_the_machines(platform, backend, monkeypatch):
     ],
     ids=str,
 )
-def test_auto_leaves_what_does_not_suit_to_xla(changes, monkeypatch):
-    on("gpu", monkeypatch)
+def test_auto_leaves_unsuitable_shapes_to_xla(changes, monkeypatch):
+    set_platform("gpu", monkeypatch)
     assert choose("auto", **changes) is None
     assert (choose("pallas", **changes) is None) == ("function" in changes)
 
 
-def test_auto_knows_what_a_machine_has_room_for(monkeypatch):
-    on("gpu", monkeypatch, shared=101_376)
+def test_auto_respects_the_shared_memory(monkeypatch):
+    set_platform("gpu", monkeypatch, shared=101_376)
     assert choose("auto") is None
-    on("tpu", monkeypatch)
+    set_platform("tpu", monkeypatch)
     assert choose("auto", length=16384, dtype="float32") == choose("auto", function="laplace") == "mosaic"
     assert choose("auto", length=65536) is None
 
 
 def test_the_choice_is_logged_once(monkeypatch, caplog):
     choice._say.cache_clear()
-    on("gpu", monkeypatch)
+    set_platform("gpu", monkeypatch)
     with caplog.at_level(logging.INFO, logger="flash_lm"):
         for _ in range(3):
             choose("auto")

@@ -1,4 +1,4 @@
-"""Conformer and Lite Transformer: kernels that differ by layer, other options, and what goes wrong elsewhere."""
+"""Conformer and Lite Transformer: kernels that differ by layer, other options, and bugs of other code."""
 
 import jax
 import numpy as np
@@ -16,8 +16,8 @@ each = pytest.mark.parametrize("which", ["conformer", "lite_transformer"])
 FEW_ATTEND = {"num_heads": 4, "lite.attention_share": 0.25}
 
 
-def without(model, sublayer: str, name: str) -> dict:
-    """The parameters, with one kernel zero."""
+def zero_kernel(model, sublayer: str, name: str) -> dict:
+    """Returns the parameters with one kernel set to zero."""
     params = jax.tree.map(np.copy, model.params)
     params["layers"][sublayer][name]["kernel"][:] = 0
     return params
@@ -25,18 +25,18 @@ def without(model, sublayer: str, name: str) -> dict:
 
 @ways
 def test_kernels_differ_by_layer(causal):
-    """Where attention is silent, a change reaches two tokens on in the first layer, and five more in the second."""
+    """With attention zeroed, a change reaches two tokens further in the first layer, and five more in the second."""
     model = case("lite_transformer", causal)
-    params = without(model, "sublayer_0", "output")
+    params = zero_kernel(model, "sublayer_0", "output")
     watch = jax.jit(lambda params, inputs: model.model(params).activations(lambda x: x, ModelInputs(inputs))["layers"])
-    inputs, place = tokens(), 14
-    inputs[:, place] = (inputs[:, place] + 1) % SHAPE["vocab_size"]
+    inputs, position = tokens(), 14
+    inputs[:, position] = (inputs[:, position] + 1) % SHAPE["vocab_size"]
     moved_NxBxL = np.abs(watch(params, inputs) - watch(params, tokens())).max(axis=-1) > 1e-6
-    reached = [np.flatnonzero(of_layer[0]) - place for of_layer in moved_NxBxL]
+    reached = [np.flatnonzero(layer_moved[0]) - position for layer_moved in moved_NxBxL]
     # Three centred taps are at -1, 0 and 1; six are at -3 … 2, so a change reaches from -2 to 3.
     expected = [(0, 2), (0, 7)] if causal else [(-1, 1), (-3, 4)]
-    for found, (first, last) in zip(reached, expected, strict=True):
-        np.testing.assert_array_equal(found, np.arange(first, last + 1))
+    for offsets, (first, last) in zip(reached, expected, strict=True):
+        np.testing.assert_array_equal(offsets, np.arange(first, last + 1))
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_kernels_differ_by_layer(causal):
 )
 @ways
 def test_options_equal_the_oracle(causal, options):
-    """Three heads of four convolve."""
+    """Three of four heads are convolutions."""
     model = case("lite_transformer", causal, **FEW_ATTEND, **options)
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 
 @pytest.mark.slow
-def test_a_pattern_counts_the_layers_on():
-    """The second and the fourth layer convolve, with the second and the fourth kernel."""
+def test_a_pattern_numbers_layers_through_the_model():
+    """The second and fourth layer are convolutions, with the second and fourth kernel size."""
     keys = {"num_layers": 4, "lite.kernels": (2, 3, 5, 4), "lite.convolution": "light"}
     model = case("lite_transformer", True, pattern=("transformer", "lite_transformer"), **keys)
     assert model.model(model.params).layers.sublayers[2].kernel[...].tolist() == [3, 4]
@@ -65,9 +65,9 @@ def test_shared_taps_decode():
     logits, state = model.prefill(model.params, tokens(), model.init_state(), lengths)
     assert_close(logits[1, :3], expected[1, :3], 1e-5)
     for i in range(4):
-        places = lengths + i
-        logits, state = model.step(model.params, tokens()[np.arange(BATCH), places], state)
-        assert_close(logits, expected[np.arange(BATCH), places], 1e-5)
+        positions = lengths + i
+        logits, state = model.step(model.params, tokens()[np.arange(BATCH), positions], state)
+        assert_close(logits, expected[np.arange(BATCH), positions], 1e-5)
 
 
 def test_the_state_is_as_long_as_the_widest_kernel_of_these_layers():
@@ -77,8 +77,8 @@ def test_the_state_is_as_long_as_the_widest_kernel_of_these_layers():
 
 @each
 @ways
-def test_rows_padding_and_length_do_not_move_a_row(which, causal):
-    """Batch norms, and group norms over time, do (torchaudio#4205): here by another row, and by more padding."""
+def test_other_sequences_and_padding_do_not_change_a_sequence(which, causal):
+    """Batch norms and group norms over time mix sequences and padding (torchaudio#4205)."""
     model = case(which, causal)
     short = 13
     alone = np.asarray(model.logits(model.params, tokens()[:, :short], np.ones((BATCH, short), np.int32)))
@@ -92,15 +92,15 @@ def test_rows_padding_and_length_do_not_move_a_row(which, causal):
 
 @pytest.mark.parametrize("silent", [(), ("sublayer_1",), ("sublayer_2",)], ids=["both", "convolution", "attention"])
 def test_both_parts_of_a_causal_conformer_are_causal(silent):
-    """Together and each alone, and each looks back: a public one has attention that is never causal (lucidrains)."""
+    """Together and each alone, and each sees the past: attention is never causal in lucidrains' code."""
     model = case("conformer", True)
-    params, place, changed = model.params, 12, tokens()
+    params, position, changed = model.params, 12, tokens()
     for sublayer in silent:
-        params = without(model, sublayer, "output")
-    changed[:, place] = (changed[:, place] + 1) % SHAPE["vocab_size"]
+        params = zero_kernel(model, sublayer, "output")
+    changed[:, position] = (changed[:, position] + 1) % SHAPE["vocab_size"]
     before, after = (np.asarray(model.logits(params, ids, PACKED)) for ids in (tokens(), changed))
-    np.testing.assert_array_equal(after[:, :place], before[:, :place])
-    assert (np.abs(after - before)[1, place : place + 3].max(axis=-1) > 1e-4).all()
+    np.testing.assert_array_equal(after[:, :position], before[:, :position])
+    assert (np.abs(after - before)[1, position : position + 3].max(axis=-1) > 1e-4).all()
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_both_parts_of_a_causal_conformer_are_causal(silent):
         ("conformer", {"conformer.kernel": 0}, "model.conformer.kernel=0"),
     ],
 )
-def test_keys_that_do_not_go_together(family, keys, message):
+def test_incompatible_keys(family, keys, message):
     with pytest.raises(InputError, match=message):
         Case(family, True, keys)
 
 
 @pytest.mark.slow
 def test_one_tap_is_enough():
-    """No input is held, and the convolution is a product by channel."""
+    """The state holds no input, and the convolution is a product per channel."""
     model = case("conformer", True, **{"conformer.kernel": 1})
     logits, _ = model.prefill(model.params, tokens(), model.init_state(), np.array((LENGTH, 5)))
     assert_logits_equal(model, None, model.logits(model.params, tokens()))

@@ -1,4 +1,4 @@
-"""Longformer: what it is when the window covers the row, its global tokens, its blocks, and others' mistakes."""
+"""Longformer: a window over the full sequence, global tokens, blocks, and bugs of other code."""
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,12 @@ from models.cases import (
     assert_trees_close,
     case,
     model_config,
-    real,
+    real_tokens,
     standard,
     tokens,
 )
 from models.test_oracle import assert_logits_equal
-from models.test_visibility import assert_only_where_visible, connected
+from models.test_visibility import assert_only_where_visible, connected_pairs
 
 GLOBAL = {"window.global_tokens": 3}
 CONVOLVED = {"short_convolution": 3, "convolution.activation": "silu"}
@@ -30,23 +30,23 @@ ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirect
 
 @pytest.mark.parametrize("options", [{}, GLOBAL], ids=["no-global-tokens", "global-tokens"])
 @ways
-def test_a_window_over_the_whole_row_is_attention_to_all(causal, options):
-    """With the same projections for global tokens; so no key counts twice, and none is left out."""
-    whole = case("transformer_plus", causal)
+def test_a_window_over_the_full_sequence_equals_full_attention(causal, options):
+    """Global tokens have the same projections here; no key counts twice, and none is missing."""
+    softmax = case("transformer_plus", causal)
     wide = case("longformer", causal, **{"window.size": LENGTH, "window.dilations": (1,)}, **options)
-    params = jax.tree.map(lambda leaf: leaf, whole.params)
+    params = jax.tree.map(lambda leaf: leaf, softmax.params)
     if options:
         attention = params["layers"]["sublayer_0"]
         attention |= {f"global_{name}": attention[name] for name in ("query", "key", "value")}
-    expected = whole.logits(whole.params, tokens(), PACKED)
-    keep = real(PACKED)
+    expected = softmax.logits(softmax.params, tokens(), PACKED)
+    keep = real_tokens(PACKED)
     assert_close(np.asarray(wide.logits(params, tokens(), PACKED))[keep], np.asarray(expected)[keep], 1e-5)
 
 
 @pytest.mark.parametrize("segment_ids", [None, PACKED], ids=["one-document", "packed"])
 @ways
 def test_global_tokens_equal_the_oracle(causal, segment_ids):
-    """Each document has its own; with convolutions, too."""
+    """Each document has its global tokens; also with convolutions."""
     model = case("longformer", causal, **GLOBAL, **CONVOLVED)
     assert_logits_equal(model, segment_ids, model.logits(model.params, tokens(), segment_ids))
 
@@ -55,15 +55,15 @@ def test_global_tokens_equal_the_oracle(causal, segment_ids):
 @ways
 def test_global_tokens_connect_all_of_their_document(causal):
     model = case("longformer", causal, **GLOBAL)
-    assert_only_where_visible(model.influence(PACKED), PACKED, causal, connected(model, PACKED))
+    assert_only_where_visible(model.influence(PACKED), PACKED, causal, connected_pairs(model, PACKED))
 
 
 @pytest.mark.parametrize(
     "options", [{}, pytest.param(GLOBAL, marks=pytest.mark.slow)], ids=["no-global-tokens", "global-tokens"]
 )
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
-def test_blocks_are_the_plain_form(causal, options, monkeypatch):
-    """Rows that are no multiple of a window or a block, in blocks of 8, with gaps, windows that grow, and documents."""
+def test_blocks_equal_the_plain_form(causal, options, monkeypatch):
+    """Lengths that are no multiple of a window or block, blocks of 8, dilation, growing windows, and documents."""
     _, loss, grads = case("longformer", causal, **options).run(PACKED)
     monkeypatch.setattr(blocked_attention, "SMALLEST", 8)
     monkeypatch.setattr(blocked_attention, "LARGEST", 8)
@@ -73,14 +73,14 @@ def test_blocks_are_the_plain_form(causal, options, monkeypatch):
 
 
 def test_the_ring_is_as_long_as_the_longest_window():
-    """And no longer, whatever the capacity; its length is a multiple of the dilations."""
+    """At any capacity; its length is a multiple of the dilations."""
     model = case("longformer", True)
     ring = jax.eval_shape(lambda: model.init_state(2, 1000)).layers[0].ring
-    assert ring.key_BxHxRxK.shape == (2, 2, 2, 12, 16)  # layers, rows, heads, (6 − 1) · 2 + 1 rounded up to even, K
+    assert ring.key_BxHxRxK.shape == (2, 2, 2, 12, 16)  # layers, batch, heads, (6 − 1) · 2 + 1 rounded up to even, K
 
 
 def test_decoding_in_blocks(monkeypatch):
-    """A prefill that starts inside the ring, its queries in several blocks, in rows of different lengths."""
+    """A prefill that starts inside the ring, with queries in several blocks and sequences of different lengths."""
     monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
     monkeypatch.setattr(blocked_attention, "LARGEST", 4)
     model = Case("longformer", True, {**GLOBAL, "dropout": 0.25})
@@ -103,16 +103,16 @@ def test_decoding_in_blocks(monkeypatch):
         ({"window.size": 0}, "model.window.size=0"),
     ],
 )
-def test_keys_that_do_not_go_together(keys, message):
+def test_incompatible_keys(keys, message):
     with pytest.raises(InputError, match=message):
         Case("longformer", True, keys)
     assert model_config("longformer", True).window.size == 4
 
 
 def test_windows_grow_with_depth():
-    """A token of the second layer reaches further back than one of the first: through the oracle's relation."""
+    """A token of the second layer sees further back than one of the first, by the oracle's mask."""
     model = case("longformer", True)
-    reach = connected(model, np.ones((BATCH, LENGTH), int))[0]
+    reach = connected_pairs(model, np.ones((BATCH, LENGTH), int))[0]
     back = [np.flatnonzero(row).min() for row in reach]
     assert back[28] == 28 - (4 - 1) - (6 - 1) * 2
     assert standard("longformer", True)[1] > 0

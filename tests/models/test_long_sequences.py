@@ -1,4 +1,4 @@
-"""The linear families on long rows: time and memory grow in proportion, and precision is not lost."""
+"""Linear families on long sequences: time and memory are linear in the length, and precision is kept."""
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,14 @@ from models.cases import FORM, case
 
 pytestmark = pytest.mark.slow
 
-LINEAR = [name for name, row in oracle_families.FAMILIES.items() if row.grows == "linear"]
-# Quadratic in time, yet without an array of all pairs.
-BLOCKED = [name for name, row in oracle_families.FAMILIES.items() if row.grows == "memory"]
+LINEAR = [name for name, row in oracle_families.FAMILIES.items() if row.growth == "linear"]
+# Quadratic time, but no array of all pairs.
+BLOCKED = [name for name, row in oracle_families.FAMILIES.items() if row.growth == "memory"]
 L = 8192
 
 
-def compiled(family: str, length: int):
-    """Loss and gradients of one row."""
+def compile_gradients(family: str, length: int):
+    """Compiles loss and gradients of one sequence."""
     model = case(family, FORM[family], max_length=L, num_layers=1, **{"chunks.size": 128, "aft.window": 32})
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
@@ -32,13 +32,13 @@ def compiled(family: str, length: int):
 
 @pytest.mark.parametrize("family", LINEAR + BLOCKED)
 def test_memory_and_flops_grow_with_the_length(family):
-    """Twice the length, at most 2.2 times the temporary memory and the operations of forward and backward."""
-    half, whole = (compiled(family, length) for length in (L // 2, L))
-    memory = [x.memory_analysis().temp_size_in_bytes for x in (half, whole)]
+    """Twice the length takes at most 2.2 times the temporary memory and operations, forward and backward."""
+    half, full = (compile_gradients(family, length) for length in (L // 2, L))
+    memory = [x.memory_analysis().temp_size_in_bytes for x in (half, full)]
     assert memory[1] <= oracle_families.FAMILIES[family].memory * memory[0]
-    assert f"{L},{L}]" not in whole.as_text()
+    assert f"{L},{L}]" not in full.as_text()
     if family in LINEAR:
-        flops = [x.cost_analysis()["flops"] for x in (half, whole)]
+        flops = [x.cost_analysis()["flops"] for x in (half, full)]
         assert flops[1] <= 2.2 * flops[0]
 
 
@@ -46,11 +46,11 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
-def by_blocks(look, causal: bool) -> np.ndarray:
-    """look(queries, visible) for 256 queries at a time, over all keys; L×E."""
+def attend_by_blocks(attend_block, causal: bool) -> np.ndarray:
+    """Applies attend_block(queries, visible) to 256 queries at a time, over all keys; L×E."""
     blocks = [np.arange(start, start + 256) for start in range(0, L, 256)]
     visible = lambda t: np.arange(L)[None] <= (t[:, None] if causal else L)
-    return np.concatenate([look(t, np.broadcast_to(visible(t), (256, L))) for t in blocks])
+    return np.concatenate([attend_block(t, np.broadcast_to(visible(t), (256, L))) for t in blocks])
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
@@ -64,7 +64,7 @@ def test_aft_of_keys_thirty_times_as_large(kind, causal):
     run = jax.jit(lambda k, v, bias: aft(k, v, jnp.ones((1, L), jnp.int32), bias, causal=causal))
     out = np.asarray(run(k[None, None], v[None, None], bias))[0, 0]
 
-    def look(t, visible):
+    def attend_block(t, visible):
         pair = u[t].astype(float) @ w.astype(float).T if kind != "simple" else np.zeros((len(t), L))
         if window is not None:
             pair = np.where(np.abs(t[:, None] - np.arange(L)[None]) < window, pair, 0)
@@ -75,7 +75,7 @@ def test_aft_of_keys_thirty_times_as_large(kind, causal):
             rows.append(weights @ v[:, channel].astype(float) / weights.sum(axis=1))
         return np.stack(rows, axis=1)
 
-    expected = by_blocks(look, causal)
+    expected = attend_by_blocks(attend_block, causal)
     assert np.isfinite(out).all()
     assert np.abs(out - expected).max() < 1e-4 * np.abs(expected).max()
 
@@ -89,11 +89,11 @@ def test_linear_attention_of_keys_thirty_times_as_large(causal):
     out = np.asarray(run(*features, v[None]))[0]
     phi_q, phi_k = (np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))) for x in (q.astype(float), k.astype(float)))
 
-    def look(t, visible):
+    def attend_block(t, visible):
         weights = np.where(visible, phi_q[t] @ phi_k.T, 0)
         return weights @ v.astype(float) / weights.sum(axis=1, keepdims=True)
 
-    expected = by_blocks(look, causal)
+    expected = attend_by_blocks(attend_block, causal)
     assert np.isfinite(out).all()
     assert np.abs(out - expected).max() < 1e-4 * np.abs(expected).max()
 
@@ -101,7 +101,7 @@ def test_linear_attention_of_keys_thirty_times_as_large(causal):
 @pytest.mark.parametrize("scale", [1, 30])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_performer(causal, scale):
-    """Within 1e-4 of float64, in the space of logarithms; with keys thirty times as large too, where it is in sight."""
+    """Within 1e-4 of float64 in log space, also for keys thirty times as large."""
     q, k, v = numbers(L, 16), numbers(1, L, 16)[0] * scale, numbers(L, 3)
     omega = orthogonal_frequencies(jax.random.key(0), 24, 16)
 
@@ -111,10 +111,10 @@ def test_performer(causal, scale):
         return favor(*features, v[None, None], whole_row(L), block_size=128, causal=causal, packed=False)
 
     out = np.asarray(run(q, k, v))[0, 0]
-    scaled = [x.astype(float) / 2 for x in (q, k)]  # 16 to the power of a fourth
+    scaled = [x.astype(float) / 2 for x in (q, k)]  # 2 = 16^¼
     log_q, log_k = (x @ np.asarray(omega, float).T - np.square(x).sum(axis=1, keepdims=True) / 2 for x in scaled)
 
-    def look(t, visible):
+    def attend_block(t, visible):
         pairs = np.full((len(t), L), -np.inf)
         for feature in range(24):
             pairs = np.logaddexp(pairs, log_q[t, None, feature] + log_k[None, :, feature])
@@ -123,5 +123,5 @@ def test_performer(causal, scale):
         return weights @ v.astype(float) / weights.sum(axis=1, keepdims=True)
 
     assert np.isfinite(out).all()
-    expected = by_blocks(look, causal)
+    expected = attend_by_blocks(attend_block, causal)
     assert np.abs(out - expected).max() < 1e-4 * np.abs(expected).max()

@@ -1,4 +1,4 @@
-"""What the queries and keys of gated units start with (`model.scale_init`)."""
+"""Initial scales of the queries and keys of gated units (`model.scale_init`)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,20 +32,20 @@ def test_queries_and_keys_of_one_source_start_apart(family):
     np.testing.assert_array_equal(alike[::2], alike[1::2])
 
 
-def test_those_with_a_source_each_start_at_one():
+def test_dense_queries_and_keys_start_at_one():
     for start in STARTS:
         np.testing.assert_array_equal(_scales(_unit("flash_quad", start, **{"gau.query_key": "dense"})), 1)
 
 
 @pytest.mark.parametrize(("start", "signs"), [("normal", {True, False}), ("as_init", {True})])
 def test_equal_tokens_need_not_see_each_other_most(start, signs):
-    """Masked tokens are equal. If they always see each other most, little of what they see is context."""
+    """Masked tokens are equal. If they always had the largest scores for each other, they would see little context."""
     x = np.random.default_rng(0).normal(size=(1, 32, 16)).astype(np.float32)
     x[:, :8] = x[:, :1]
-    seen = set()
+    outcomes = set()
     for seed in range(8):
         unit = _unit("flash_quad", start, seed, model_dim=16)
         q, k = unit.arrange(unit.maps(x), Context(positions_BxL=jnp.arange(32)[None])).by["attention"]
         scores = np.asarray(q[0, 0] @ k[0, 0].T)
-        seen.add(bool(scores[0, 7] > scores[0, 8:].mean()))
-    assert seen == signs
+        outcomes.add(bool(scores[0, 7] > scores[0, 8:].mean()))
+    assert outcomes == signs

@@ -1,4 +1,4 @@
-"""Sublayers with special needs: their own residual, a penalty in the loss, a constrained parameter."""
+"""Sublayers with special features: a custom residual, a penalty in the loss, a constrained parameter."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ VOCAB, B, L, LAYERS, PULL = 16, 4, 8, 3, 0.25
 
 
 class Gain(Sublayer):
-    """x · gain: no residual, no norm; gains are pulled to zero, and are at most 1."""
+    """x · gain without residual and norm; a penalty pulls gains to zero, and they are at most 1."""
 
     owns_residual = True
 
@@ -42,13 +42,13 @@ class Gain(Sublayer):
 
 
 class Free(Gain):
-    """Without a penalty."""
+    """Gain without a penalty."""
 
     penalty = Sublayer.penalty
 
 
 class Fading(Free):
-    """Each layer takes less."""
+    """Each layer has a smaller constant factor."""
 
     def layer_arrays(self, numbers_N):
         return {"share": 1 / (1.0 + numbers_N)}
@@ -94,17 +94,17 @@ def gains(params) -> np.ndarray:
     return np.asarray(params["layers"]["sublayer_0"]["gain"])
 
 
-def test_who_owns_the_residual_gets_it_raw():
-    """Training and decoding: each layer is the gain times what came before, with no norm and nothing added."""
+def test_a_sublayer_that_owns_the_residual_gets_it_raw():
+    """In training and decoding each layer multiplies its input by the gain, with no norm and no residual added."""
     model, _ = function("free")
     params = model.init()
     bound, inputs = model.bind(params), jnp.asarray(batch()["inputs_BxL"])
     assert not any("norm" in name for name in params["layers"]) and gains(params).shape == (LAYERS, 8)
-    seen = bound.activations(lambda x: x, ModelInputs(inputs))
-    x = np.asarray(seen["embedding"])
+    activations = bound.activations(lambda x: x, ModelInputs(inputs))
+    x = np.asarray(activations["embedding"])
     for n in range(LAYERS):
         x = x * gains(params)[n]
-        np.testing.assert_allclose(seen["layers"][n], x, rtol=1e-6)
+        np.testing.assert_allclose(activations["layers"][n], x, rtol=1e-6)
     expected, state = bound(inputs), bound.init_state(B)
     logits, state = bound.prefill(inputs[:, :5], state)
     np.testing.assert_allclose(logits, expected[:, :5], rtol=1e-5, atol=1e-6)
@@ -114,26 +114,26 @@ def test_who_owns_the_residual_gets_it_raw():
 
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_penalty_is_in_the_gradient_and_beside_the_loss(accumulate):
+def test_a_penalty_is_in_the_gradient_but_not_in_the_reported_loss(accumulate):
     model, config = function("gain", accumulate=accumulate)
     plain, _ = function("free")
     params, data = model.init(), batch()
     tokens = data["loss_mask_BxL"].sum()
-    (total, penalties), found, _ = make_gradients(model, config, seed=0)(params, jnp.int32(0), data)
+    (total, penalties), actual, _ = make_gradients(model, config, seed=0)(params, jnp.int32(0), data)
     (alone, none), expected, _ = make_gradients(plain, config, seed=0)(params, jnp.int32(0), data)
-    of_gains = PULL * np.square(gains(params)).sum()
+    expected_penalty = PULL * np.square(gains(params)).sum()
     assert not none and penalties.keys() == {"penalty"}
-    np.testing.assert_allclose(total - alone, tokens * of_gains, rtol=1e-5)
-    np.testing.assert_allclose(gains(found) - gains(expected), 2 * PULL * tokens * gains(params), rtol=1e-4)
+    np.testing.assert_allclose(total - alone, tokens * expected_penalty, rtol=1e-5)
+    np.testing.assert_allclose(gains(actual) - gains(expected), 2 * PULL * tokens * gains(params), rtol=1e-4)
     optimizer = make_optimizer(config, model.traits())
     _, metrics = make_scheduled_step(model, optimizer, config, seed=0)(init_state(model, optimizer), data)
-    np.testing.assert_allclose(metrics["penalty"], of_gains, rtol=1e-5)
+    np.testing.assert_allclose(metrics["penalty"], expected_penalty, rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"], alone / tokens, rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_a_step_ends_where_the_parameter_may_be(optimizer):
-    """Of each layer apart; the others go as far as they would."""
+def test_a_step_projects_the_parameter_to_its_constraint(optimizer):
+    """Each layer is projected separately; parameters inside the constraint are not changed."""
     model, config = function("free", learning_rate=0.2, optimizer=optimizer)
     chain = make_optimizer(config, model.traits())
     state = init_state(model, chain)
@@ -149,23 +149,23 @@ def test_a_step_ends_where_the_parameter_may_be(optimizer):
 @pytest.mark.parametrize("scanned", [True, False])
 @pytest.mark.parametrize("pattern", [(), ("fading", "free", "fading")], ids=str)
 def test_arrays_scan_with_the_layers(scanned, pattern):
-    """Numbers go through the whole model; what is given is not trained."""
+    """Layers are numbered through the model; the arrays are not trained."""
     model, _ = function("fading", model={"pattern": pattern, "num_layers": 6, "scan_layers": scanned})
     params = model.init()
     assert "share" not in str(jax.tree_util.tree_structure(params)) and "share" in str(model.constants)
-    seen = model.bind(params).activations(lambda x: x, ModelInputs(jnp.asarray(batch()["inputs_BxL"])))
-    x, layers = np.asarray(seen["embedding"]), params["layers"]
-    of_period = [True] if not pattern else [True, False, True]
+    activations = model.bind(params).activations(lambda x: x, ModelInputs(jnp.asarray(batch()["inputs_BxL"])))
+    x, layers = np.asarray(activations["embedding"]), params["layers"]
+    is_fading = [True] if not pattern else [True, False, True]
     for n in range(6):
-        period, which = divmod(n, len(of_period))
-        first = sum(2 if fading else 1 for fading in of_period[:which])
-        own = [layers[f"sublayer_{first + i}"]["gain"][period] for i in range(2 if of_period[which] else 1)]
-        x = x * np.prod(own, axis=0) / (1 + n if of_period[which] else 1)
-        np.testing.assert_allclose(seen["layers"][n], x, rtol=1e-5)
+        period, which = divmod(n, len(is_fading))
+        first = sum(2 if fading else 1 for fading in is_fading[:which])
+        layer_gains = [layers[f"sublayer_{first + i}"]["gain"][period] for i in range(2 if is_fading[which] else 1)]
+        x = x * np.prod(layer_gains, axis=0) / (1 + n if is_fading[which] else 1)
+        np.testing.assert_allclose(activations["layers"][n], x, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         (
             {"model.family": "one_way", "task": "masked_lm"},
@@ -185,11 +185,11 @@ def test_arrays_scan_with_the_layers(scanned, pattern):
     ],
     ids=str,
 )
-def test_what_a_family_cannot_do_is_refused_with_a_message(keys, told):
+def test_unsupported_uses_of_a_family_raise_errors(keys, message):
     config = get_config()
     config.update_from_flattened_dict({"model.vocab_size": VOCAB, **keys})
-    if told is None:
+    if message is None:
         assert complete(parse(config).model)
         return
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         complete(parse(config).model)

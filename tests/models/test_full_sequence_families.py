@@ -1,4 +1,4 @@
-"""Linformer and Nyströmformer, which mix whole rows: padding, short and long rows, and what they refuse."""
+"""Linformer and Nyströmformer, which mix full sequences: padding, short and long sequences, and unsupported uses."""
 
 import dataclasses
 
@@ -16,8 +16,8 @@ from flash_lm.families.family import FAMILIES, complete
 from flash_lm.models.model_inputs import ModelInputs
 from models.cases import LENGTH, PACKED, PADDED, SHAPE, assert_close, case, model_config, tokens
 
-WHOLE = [family for family, row in FAMILIES.items() if "packed" not in row.serves]
-each_family = pytest.mark.parametrize("family", WHOLE)
+FULL_SEQUENCE = [family for family, row in FAMILIES.items() if "packed" not in row.serves]
+each_family = pytest.mark.parametrize("family", FULL_SEQUENCE)
 
 
 def logits(model, inputs, segment_ids=None, params=None) -> np.ndarray:
@@ -25,8 +25,8 @@ def logits(model, inputs, segment_ids=None, params=None) -> np.ndarray:
 
 
 @each_family
-def test_a_padded_row_is_the_row_unpadded(family):
-    """Padding enters slots in fairseq's code and means in the authors' code of Nyströmformer."""
+def test_padding_changes_nothing(family):
+    """Padding enters the projections in fairseq's Linformer, and the landmarks in the authors' Nyströmformer."""
     model = case(family, False)
     for length in (22, 3):  # more and fewer than the landmarks
         segment_ids = np.where(np.arange(LENGTH)[None] < length, PADDED.clip(1, 1), 0)
@@ -35,20 +35,20 @@ def test_a_padded_row_is_the_row_unpadded(family):
 
 
 @each_family
-def test_rows_longer_than_max_length_are_refused(family):
+def test_sequences_longer_than_max_length_raise_errors(family):
     model = case(family, False)
     with pytest.raises(ValueError, match="40 tokens exceed model.max_length=32"):
         logits(model, np.zeros((1, 40), np.int32))
 
 
-def test_the_end_of_linformer_is_that_of_its_projections():
-    """Whatever the positions."""
+def test_linformers_projections_limit_the_length():
+    """With any absolute positions."""
     model = case("linformer", False, absolute_positions="sinusoid")
     with pytest.raises(ValueError, match="max_length"):
         logits(model, np.zeros((1, 40), np.int32))
 
 
-def test_a_short_row_uses_the_first_columns_of_linformers_projections():
+def test_a_short_sequence_uses_the_first_columns_of_linformers_projections():
     """As in fairseq's code."""
     model = case("linformer", False)
     beyond_1xNx1 = 9 * (np.arange(SHAPE["max_length"]) >= 22).astype(np.float32)[None, :, None]
@@ -61,13 +61,13 @@ def test_a_short_row_uses_the_first_columns_of_linformers_projections():
 
 
 @pytest.mark.parametrize("landmarks", [22, 29, 40])
-def test_rows_no_longer_than_the_landmarks_are_exact_softmax(landmarks):
-    """A of fewer tokens than landmarks is singular. Row 0 has 22 tokens, also in a batch whose other row has more."""
+def test_sequences_no_longer_than_the_landmarks_have_exact_softmax(landmarks):
+    """A of fewer tokens than landmarks is singular. Sequence 0 has 22 tokens; the other one of the batch has more."""
     softmax = case("transformer", False)
     nystrom = case("nystromformer", False, **{"nystrom.kernel_size": 0, "nystrom.landmarks": landmarks})
-    found, expected = (logits(model, tokens(), PADDED, softmax.params) for model in (nystrom, softmax))
-    assert_close(found[0, :22], expected[0, :22], 1e-5)
-    same = np.abs(found[1] - expected[1]).max() < 1e-5 * np.abs(expected[1]).max()
+    actual, expected = (logits(model, tokens(), PADDED, softmax.params) for model in (nystrom, softmax))
+    assert_close(actual[0, :22], expected[0, :22], 1e-5)
+    same = np.abs(actual[1] - expected[1]).max() < 1e-5 * np.abs(expected[1]).max()
     assert same == (landmarks >= LENGTH)
 
 
@@ -86,16 +86,16 @@ def test_options_equal_the_oracle(family, options):
 
 
 @each_family
-def test_several_documents_in_a_row_are_refused(family):
-    """In words outside jit; inside, where nothing can be raised, no number, and only in that row."""
+def test_packed_documents_raise_errors(family):
+    """An error outside jit; inside, NaN in that sequence, and only there."""
     model = case(family, False)
     outside_jit = model.model(model.params)
     late = np.array([[1] * LENGTH, [0] * 3 + [1] * (LENGTH - 3)])
     for segment_ids, row in ((PACKED, 0), (late, 1)):
         with pytest.raises(ValueError, match=f"row {row} has several documents, or padding before"):
             outside_jit(jnp.asarray(tokens()), jnp.asarray(segment_ids))
-    found = logits(model, tokens(), late)
-    assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
+    actual = logits(model, tokens(), late)
+    assert np.isfinite(actual[0]).all() and np.isnan(actual[1]).all()
     mixer = flash_lm.build_mixer(family, model_dim=8, num_heads=2, max_length=8, rngs=nnx.Rngs(0))
     x_BxLxD = jnp.ones((1, 4, 8))
     assert np.isfinite(mixer(x_BxLxD, jnp.array([[1, 1, 1, 0]]))[:, :3]).all()
@@ -104,7 +104,7 @@ def test_several_documents_in_a_row_are_refused(family):
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ({"task": "causal_lm"}, "has no causal form: use --config.task=masked_lm"),
         ({"task": "causal_lm", "model.pattern": ("transformer", "linformer")}, "linformer has no causal form"),
@@ -113,17 +113,17 @@ def test_several_documents_in_a_row_are_refused(family):
     ids=str,
 )
 @each_family
-def test_configs_of_what_it_does_not_serve_are_refused(family, keys, told):
+def test_unsupported_configs_raise_errors(family, keys, message):
     config = get_config()
     config.update_from_flattened_dict(
         {"task": "masked_lm", "model.family": family, "model.vocab_size": SHAPE["vocab_size"], **keys}
     )
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         complete(parse(config).model)
 
 
 @each_family
-def test_an_open_objective_is_the_one_it_serves(family):
+def test_an_open_objective_is_the_supported_one(family):
     config = model_config(family, False)
     config.causal = None
     model = nnx.eval_shape(lambda: flash_lm.build_model(config, rngs=nnx.Rngs(0)))
@@ -131,8 +131,8 @@ def test_an_open_objective_is_the_one_it_serves(family):
 
 
 @each_family
-def test_its_core_refuses_contexts_that_it_cannot_mix(family):
-    """Of a model of one's own, where no config has said so before."""
+def test_its_core_raises_errors_for_unsupported_contexts(family):
+    """For custom models, in which no config check has run."""
     config = model_config(family, False)
     model = flash_lm.build_model(config, rngs=nnx.Rngs(0))
     x_BxLxD, context = model.embed(ModelInputs(jnp.asarray(tokens()), jnp.asarray(PADDED)))
