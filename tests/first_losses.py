@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 import jax
 from flax import nnx
-from small import ROOT, config_names, small_config, study_configs, tasks_of, write_corpus
+from small import ROOT, config_names, small_config, study_configs, text_tasks, write_corpus
 
 from flash_lm.cli.load import load_module, read_config, split_preset
 from flash_lm.config.registry import FAMILIES
@@ -62,7 +62,7 @@ _MORE = {
 def cells() -> dict[str, dict[str, Any]]:
     """By name: the keys in which a run differs from `small_config`."""
     by_family = {
-        f"{family} {task}": {"model.family": family, "task": task} for family in FAMILIES for task in tasks_of(family)
+        f"{family} {task}": {"model.family": family, "task": task} for family in FAMILIES for task in text_tasks(family)
     }
     return by_family | _MORE
 

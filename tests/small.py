@@ -88,7 +88,7 @@ def write_pairs(folder: pathlib.Path, pairs: list[tuple[str, str]]) -> pathlib.P
 
 
 @contextlib.contextmanager
-def shared_as_usual(folder: pathlib.Path, mask: int = 0o027) -> Iterator[None]:
+def check_permissions(folder: pathlib.Path, mask: int = 0o027) -> Iterator[None]:
     """Sets the umask; afterwards everything in a new folder must have the permissions that it gives."""
     before = os.umask(mask)
     try:
@@ -133,13 +133,13 @@ def small_config(path: str, cache: pathlib.Path, family: str = "transformer_plus
     return config
 
 
-def tasks_of(family: str) -> list[str]:
+def text_tasks(family: str) -> list[str]:
     """The tasks of text whose objective a family has a form for."""
     forms = {"causal_lm": "causal", "masked_lm": "bidirectional"}
     return [task for task, form in forms.items() if form in FAMILIES[family].serves]
 
 
-def as_overrides(config: ConfigDict) -> list[str]:
+def override_flags(config: ConfigDict) -> list[str]:
     """The words of a command that make its config this one, but for the mesh."""
     values = {group: config[group].to_dict() for group in ("model", "data", "train")}
     return [f"--config.{key}={value}" for key, value in flat(values).items() if value is not None]

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from small import ROOT, as_overrides, small_config
+from small import ROOT, override_flags, small_config
 
 from flash_lm.runs.jsonl import read_jsonl
 
@@ -29,7 +29,7 @@ def test_from_a_file_to_a_classifier(tmp_path):
         for label in draw.choice(["good", "bad"], 200):
             writer.writerow((f"it is {label} and {draw.choice(['long', 'short', 'new'])}", label))
     config = small_config("corpus", tmp_path / "cache")
-    ours = [word for word in as_overrides(config) if not word.startswith(tuple(f"--config.{key}=" for key in KEPT))]
+    ours = [word for word in override_flags(config) if not word.startswith(tuple(f"--config.{key}=" for key in KEPT))]
     ours += [f"--config.train.steps={20}", "--config.data.vocab_size=320", "--config.data.length=32"]
 
     def run(line, more=()):

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from small import ROOT, as_overrides, command, finish, small_config, write_corpus
+from small import ROOT, command, finish, override_flags, small_config, write_corpus
 
 from flash_lm import evaluate, train
 from flash_lm.cli.run import run
@@ -27,7 +27,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def words(corpus, tmp_path):
     """Overrides that make the quickstart as small as the other tests' run, on one device."""
-    return as_overrides(small_config(corpus, tmp_path / "cache"))
+    return override_flags(small_config(corpus, tmp_path / "cache"))
 
 
 def test_train_stop_resume_evaluate_compare(words, tmp_path):

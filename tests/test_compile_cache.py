@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from small import as_overrides, command, finish, small_config, write_corpus
+from small import command, finish, override_flags, small_config, write_corpus
 
 from flash_lm.cli.compile_cache import FOLDER
 from flash_lm.runs.jsonl import read_jsonl
@@ -19,7 +19,7 @@ from flash_lm.training.metrics import TIMES
 def train(tmp_path_factory):
     """A command that trains a new run in this home; gives the lines of its metrics, and what it says."""
     folder = tmp_path_factory.mktemp("corpus")
-    words = as_overrides(small_config(write_corpus(folder / "text"), folder / "tokens"))
+    words = override_flags(small_config(write_corpus(folder / "text"), folder / "tokens"))
     words += ["--config=base", "--config.train.steps=4"]
     runs = iter(range(100))
 

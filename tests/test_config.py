@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
-from small import config_names, study_configs, tasks_of
+from small import config_names, study_configs, text_tasks
 
 from flash_lm.cli.load import config_name, load_config, load_module, packaged_configs, read_config, split_preset
 from flash_lm.cli.types import mesh_shapes, parse_integers
@@ -261,7 +261,7 @@ def test_the_papers_configs_are_of_one_size():
     configs = {name: load_config(f"base_110m:{name}", []) for name in names}
     # A family of a plugin is a key of another one.
     for family in FAMILIES.keys() - set(names):
-        keys = {"model.family": family, "task": tasks_of(family)[0]}
+        keys = {"model.family": family, "task": text_tasks(family)[0]}
         configs[family] = load_config("flash_base", [f"--config.{key}={value}" for key, value in keys.items()])
     assert [name for name in names if name not in FAMILIES and not name.endswith("_hybrid")] == ["deltanet"]
     counts = {}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from small import as_overrides, load_script, small_config, write_corpus
+from small import load_script, override_flags, small_config, write_corpus
 
 from flash_lm.cli.load import load_config
 from flash_lm.config import keys
@@ -28,7 +28,7 @@ def settings(tmp_path: pathlib.Path) -> dict:
     corpus = write_corpus(tmp_path / "corpus")
     config = small_config(corpus, tmp_path / "cache")
     own = [f"--config.{key}=" for key in ("model.family", "data.corpus", "data.path", "train.steps")]
-    overrides = [word for word in as_overrides(config) if not word.startswith(tuple(own))]
+    overrides = [word for word in override_flags(config) if not word.startswith(tuple(own))]
     data = ["--config.data.corpus=text", f"--config.data.path={corpus}"]
     return {
         "quality_against_step_time": {

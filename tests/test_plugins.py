@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from small import as_overrides, command, finish, small_config, write_corpus, write_pairs
+from small import command, finish, override_flags, small_config, write_corpus, write_pairs
 
 import flash_lm
 from flash_lm import evaluate, export, generate, serve
@@ -113,7 +113,7 @@ def run(tmp_path_factory) -> pathlib.Path:
     mine += ["--config.task=last_tokens", "--config.model.biased.pull=0.5", "--config.train.log_every=1"]
     mine += ["--config.data.last.tokens=3"]
     environment = os.environ | {"PYTHONPATH": str(HERE)}
-    train = ["flash_lm.train", *words, *as_overrides(config), *mine]
+    train = ["flash_lm.train", *words, *override_flags(config), *mine]
     _, err = finish(command(*train, env=environment))
     told = next(line for line in err.splitlines() if line.startswith("family powers does not read "))
     assert "model.gau.heads" in told and "powers.power" not in told and "linear.chunk_size" not in told

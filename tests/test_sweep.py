@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from small import as_overrides, small_config, write_corpus
+from small import override_flags, small_config, write_corpus
 
 from flash_lm import sweep
 from flash_lm.cli.load import load_module
@@ -189,7 +189,7 @@ def test_a_run_that_fails_does_not_stop_the_others(config, tmp_path, monkeypatch
 def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
     out = tmp_path / "sweep"
     grid = ["--grid=model.chunks.local_attention=true,false", "--grid=model.chunks.global_attention=true,false"]
-    sweep.main(["--config=configs/quickstart.py", *grid, f"--workdir={out}", *as_overrides(config)])
+    sweep.main(["--config=configs/quickstart.py", *grid, f"--workdir={out}", *override_flags(config)])
     printed = capsys.readouterr().out
     assert "chunks.local_attention=false,chunks.global_attention=false is left out" in printed
     table = (out / "table.md").read_text()
@@ -201,7 +201,7 @@ def test_a_sweep_keeps_out_of_a_run(config, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="a single run"):
         words = ["--config=configs/quickstart.py", "--grid=seed=0,1", f"--workdir={tmp_path}"]
-        sweep.main([*words, *as_overrides(config)])
+        sweep.main([*words, *override_flags(config)])
 
 
 def test_a_config_that_names_no_runs_needs_a_grid(tmp_path):

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from small import as_overrides, small_config, write_corpus
+from small import override_flags, small_config, write_corpus
 
 from flash_lm import sweep
 from flash_lm.cli.types import count
@@ -143,7 +143,7 @@ def test_counts_may_have_a_factor():
 def test_a_search_trains_its_runs(tmp_path, capsys):
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
     words = ["--tune=train.learning_rate", "--budget=10240", "--grid=model.family=transformer,linear_transformer"]
-    own = as_overrides(config)
+    own = override_flags(config)
     sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path / 'out'}", *words, *own])
     lines = read_jsonl(tmp_path / "out" / "tuning.jsonl")
     for line in lines:

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tokenizers
-from small import ROOT, shared_as_usual, small_config, write_corpus
+from small import ROOT, check_permissions, small_config, write_corpus
 
 from flash_lm.config.experiment import parse
 from flash_lm.data import text_files, token_cache
@@ -50,7 +50,7 @@ def test_it_is_tokenised_once(config, monkeypatch):
 
 
 def test_the_umask_says_who_reads_it(config, tmp_path):
-    with shared_as_usual(tmp_path / "cache"):
+    with check_permissions(tmp_path / "cache"):
         load_tokenized(config)
 
 

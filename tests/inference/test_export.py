@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from small import shared_as_usual, small_config, tasks_of, write_corpus
+from small import check_permissions, small_config, text_tasks, write_corpus
 from tokenizers import Tokenizer
 
 import flash_lm
@@ -74,7 +74,7 @@ def assert_same_bits(trained: TrainedModel, params, constants) -> None:
 def test_a_round_trip(family, tmp_path):
     """Also onto a mesh of eight devices, and in the dtype of the parameters."""
     for dtype in ("float32", "bfloat16"):
-        trained = trained_model(tmp_path / dtype, family, tasks_of(family)[0], param_dtype=dtype)
+        trained = trained_model(tmp_path / dtype, family, text_tasks(family)[0], param_dtype=dtype)
         out = tmp_path / f"out_{dtype}"
         assert write(trained, out, "mit") == []
         for mesh in ((-1, 1, 1), (2, 2, 2)):
@@ -107,7 +107,7 @@ def exported(tmp_path_factory):
 
 def test_the_umask_says_who_reads_an_export(exported, tmp_path):
     trained, _ = exported
-    with shared_as_usual(tmp_path / "out"):
+    with check_permissions(tmp_path / "out"):
         write(trained, tmp_path / "out", "mit")
 
 

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from small import as_overrides, command, finish, python, small_config, write_corpus
+from small import command, finish, override_flags, python, small_config, write_corpus
 
 from flash_lm.cli.run import run
 from flash_lm.runs.jsonl import read_jsonl
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 @pytest.fixture(scope="module")
 def words(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("corpus")
-    return ["--config=configs/base.py", *as_overrides(small_config(write_corpus(folder / "text"), folder / "cache"))]
+    return ["--config=configs/base.py", *override_flags(small_config(write_corpus(folder / "text"), folder / "cache"))]
 
 
 def losses(workdir) -> list[tuple[int, float]]:

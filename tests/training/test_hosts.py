@@ -16,7 +16,7 @@ import httpx
 import jax
 import numpy as np
 import pytest
-from small import as_overrides, command, python, small_config, write_corpus
+from small import command, override_flags, python, small_config, write_corpus
 
 from flash_lm.errors import InputError
 from flash_lm.inference.generation import Generator
@@ -34,7 +34,7 @@ DEVICES = 4  # of all hosts
 def words(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("corpus")
     config = small_config(write_corpus(folder / "text"), folder / "cache", "flash")
-    return ["--config=configs/base.py", *as_overrides(config)]
+    return ["--config=configs/base.py", *override_flags(config)]
 
 
 def a_place(hosts: int) -> str:

@@ -11,7 +11,7 @@ import optax
 import pytest
 from oracles import families as oracle_families
 from oracles.row import Family
-from small import tasks_of
+from small import text_tasks
 
 from benchmarks.lib.collectives import count_collectives
 from flash_lm.config.experiment import parse
@@ -128,8 +128,8 @@ def assert_states_close(a, b):
 
 # Each family, causal, over all three axes at once, and one masked; the other pairs are in `make test-all`.
 # As aft_local and transformer, and as long to compile.
-QUICK = [(family, tasks_of(family)[0], (2, 2, 2)) for family in FAMILIES]
-ALL = [(family, task, shape) for family in FAMILIES for task in tasks_of(family) for shape in MESHES]
+QUICK = [(family, text_tasks(family)[0], (2, 2, 2)) for family in FAMILIES]
+ALL = [(family, task, shape) for family in FAMILIES for task in text_tasks(family) for shape in MESHES]
 ALL.append((HYBRID, "causal_lm", (2, 2, 2)))
 
 
@@ -194,7 +194,7 @@ def test_a_matrix_that_no_rule_names_is_cut_by_its_shape():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_and_moments_are_cut_over_fsdp_and_tensor(family):
-    state = Run(family, tasks_of(family)[0], (2, 2, 2)).start()
+    state = Run(family, text_tasks(family)[0], (2, 2, 2)).start()
     moments = [optax.tree_utils.tree_get(state.opt_state, name) for name in ("mu", "nu")]
     for tree in (state.params, *moments):
         assert_matrices_are_cut(tree)
@@ -205,7 +205,7 @@ def test_parameters_and_moments_are_cut_over_fsdp_and_tensor(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
-    source = Run(family, tasks_of(family)[0], (2, 2, 2))
+    source = Run(family, text_tasks(family)[0], (2, 2, 2))
     state = source.start()
     # Moments that are not zero, without the time of a step.
     state = jax.tree.map(lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) / 100, state)
@@ -214,7 +214,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
     checkpoints.save(1, state, {"corpus": "x"}, None)
     checkpoints.close()
     for shape, devices in (((1, 8, 1), 8), ((1, 1, 4), 4), ((1, 1, 1), 1)):
-        target = Run(family, tasks_of(family)[0], shape, devices)
+        target = Run(family, text_tasks(family)[0], shape, devices)
         restored, facts = restore(run_name(tmp_path), target.abstract)
         assert facts == {"corpus": "x"}
         for x, y, s in zip(*map(jax.tree.leaves, (restored, state, target.shardings)), strict=True):
