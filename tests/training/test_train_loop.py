@@ -1,4 +1,4 @@
-"""A run in one go equals a run stopped and resumed: the same losses to the bit, the same files."""
+"""An uninterrupted run equals a run stopped and resumed: the same losses to the bit, the same files."""
 
 import itertools
 import json
@@ -34,8 +34,8 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(config, tmp_path_factory) -> pathlib.Path:
-    """The run in one go."""
-    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    """An uninterrupted run."""
+    workdir = tmp_path_factory.mktemp("runs") / "uninterrupted"
     train(config, workdir)
     return workdir
 
@@ -69,7 +69,7 @@ def test_the_run_is_recorded(config, finished):
 @pytest.mark.parametrize(
     "stops", [[4], *(pytest.param(several, marks=pytest.mark.slow) for several in ([1], [3, 4, 11]))], ids=str
 )
-def test_stopped_and_resumed_equals_one_go(config, finished, tmp_path, stops):
+def test_stopped_and_resumed_equals_uninterrupted(config, finished, tmp_path, stops):
     for stop in stops:
         counter = itertools.count(1 + (int(max(stops[: stops.index(stop)], default=0))))
         train(config, tmp_path / "run", should_stop=lambda counter=counter, stop=stop: next(counter) == stop)
@@ -173,17 +173,17 @@ def test_another_tokenizer_or_corpus_is_refused(config, finished, tmp_path):
 def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monkeypatch):
     CompiledStep = train_loop.CompiledStep
 
-    def poisoned(experiment):
+    def make_poisoned_step(experiment):
         step = CompiledStep(experiment)
 
         def run(state, batch):
-            here = int(state.step)
+            number = int(state.step)
             state, metrics = step(state, batch)
-            return state, metrics | ({"loss": np.float32(np.nan), "finite": np.False_} if here == 5 else {})
+            return state, metrics | ({"loss": np.float32(np.nan), "finite": np.False_} if number == 5 else {})
 
         return run
 
-    monkeypatch.setattr(train_loop, "CompiledStep", poisoned)
+    monkeypatch.setattr(train_loop, "CompiledStep", make_poisoned_step)
     with pytest.raises(RunError, match="step 6 .* loss nan"):
         train(config, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3
@@ -228,15 +228,15 @@ def test_documents_accumulation_and_sentencepiece_train_and_resume(config, tmp_p
     other = config.copy_and_resolve_references()
     other.data.update(pack="documents", tokenizer="sentencepiece", vocab_size=300, tokens_per_batch=512)
     other.train.update(accumulate=2)
-    train(other, tmp_path / "whole")
+    train(other, tmp_path / "uninterrupted")
     counter = itertools.count(1)
     train(other, tmp_path / "run", should_stop=lambda: next(counter) == 5)
     train(other, tmp_path / "run")
-    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+    assert figures(tmp_path / "run") == figures(tmp_path / "uninterrupted")
 
 
 def stop_at(step: int):
-    """A should_stop that stops a run from its beginning at a step."""
+    """Returns a should_stop that stops a new run at a step."""
     counter = itertools.count(1)
     return lambda: next(counter) == step
 
@@ -245,22 +245,22 @@ def stop_at(step: int):
 def test_a_masked_run_resumes_bit_for_bit_and_is_scored_by_its_masked_tokens(config, tmp_path):
     config = config.copy_and_resolve_references()
     config.task = "masked_lm"
-    train(config, tmp_path / "whole")
+    train(config, tmp_path / "uninterrupted")
     train(config, tmp_path / "run", should_stop=stop_at(5))
     train(config, tmp_path / "run")
-    lines = figures(tmp_path / "whole")
+    lines = figures(tmp_path / "uninterrupted")
     assert figures(tmp_path / "run") == lines
     losses = [line["loss"] for line in lines if line["split"] == "validation"]
     assert losses[-1] < losses[0] < np.log(260) + 0.5
-    # Eight rows of 32 tokens, some of them special or padding; the masks change from step to step.
+    # Eight sequences of 32 tokens, some of them special or padding; the masks change from step to step.
     targets = [line["tokens"] for line in lines if line["split"] == "train"]
     assert len(set(targets)) > 3 and 0.08 < np.mean(targets) / 256 < 0.2
-    first, again = (evaluate(tmp_path / "whole", "validation", [])[0] for _ in range(2))
+    first, again = (evaluate(tmp_path / "uninterrupted", "validation", [])[0] for _ in range(2))
     assert first == again
     assert first["task"] == "masked_lm" and "word_perplexity" not in first
     for name in ("loss", "tokens", "bytes", "bits_per_byte"):
         assert np.isclose(first[name], lines[-1][name], rtol=1e-6)
-    # One byte a token, so a bit a byte is a bit a masked token.
+    # One byte per token, so bits per byte are bits per masked token.
     assert np.isclose(first["bits_per_byte"], first["loss"] / np.log(2))
 
 
@@ -273,12 +273,12 @@ def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
     config = config.copy_and_resolve_references()
     config.data.update(corpus="hf", path=str(tmp_path / "train.jsonl"), text_column="body", streaming=True)
     monkeypatch.setattr(hugging_face, "_STREAM_SHARE", 10)
-    train(config, tmp_path / "whole")
+    train(config, tmp_path / "uninterrupted")
     train(config, tmp_path / "run", should_stop=stop_at(5))
     train(config, tmp_path / "run", should_stop=stop_at(2))
     train(config, tmp_path / "run")
-    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
-    for a, b in zip(parameters(config, tmp_path / "run"), parameters(config, tmp_path / "whole"), strict=True):
+    assert figures(tmp_path / "run") == figures(tmp_path / "uninterrupted")
+    for a, b in zip(parameters(config, tmp_path / "run"), parameters(config, tmp_path / "uninterrupted"), strict=True):
         assert np.array_equal(a, b)
     with pytest.raises(InputError, match="--split is one of validation, test"):
         evaluate(tmp_path / "run", "train", [])
