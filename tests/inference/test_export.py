@@ -1,4 +1,4 @@
-"""Exported models: every family, dtype and mesh to the bit, tokenizers with equal ids, and a card that says no more."""
+"""Exported models: each family, dtype and mesh to the bit, tokenizers with equal ids, and correct model cards."""
 
 import dataclasses
 import io
@@ -44,7 +44,7 @@ CODE = {"git": "c0ffee123456", "versions": "python 3, jax 0"}
 
 
 def trained_model(folder: pathlib.Path, family: str, task: str = "causal_lm", param_dtype: str = "float32", **keys):
-    """A model of a run that is there, but for its checkpoint: parameters are drawn; `keys`: of config.model."""
+    """A model of a run without a checkpoint: the parameters are drawn; `keys`: of config.model."""
     raw = small_config("corpus", folder / "cache", family)
     raw.task = task
     raw.model.update(param_dtype=param_dtype, dropout=0.0, vocab_size=ByteTokenizer.vocab_size, **keys)
@@ -86,11 +86,11 @@ def test_a_round_trip(family, tmp_path):
 
 
 @pytest.mark.parametrize("x", [np.arange(6.0).reshape(2, 3).T, np.arange(24.0).reshape(2, 3, 4)[:, ::2], np.float32(3)])
-def test_arrays_are_written_as_they_look(x, tmp_path):
-    """Of others than contiguous ones safetensors writes what lies in memory."""
+def test_arrays_that_are_not_contiguous_are_written_correctly(x, tmp_path):
+    """Of such arrays, safetensors writes the bytes in memory."""
     write_weights(tmp_path, {"x": np.asarray(x)})
-    found = load_file(tmp_path / "model.safetensors")["x"]
-    assert found.shape == np.shape(x) and np.array_equal(found, x)
+    actual = load_file(tmp_path / "model.safetensors")["x"]
+    assert actual.shape == np.shape(x) and np.array_equal(actual, x)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def exported(tmp_path_factory):
     return trained, folder / "out"
 
 
-def test_the_umask_says_who_reads_an_export(exported, tmp_path):
+def test_an_export_respects_the_umask(exported, tmp_path):
     trained, _ = exported
     with check_permissions(tmp_path / "out"):
         write(trained, tmp_path / "out", "mit")
@@ -144,7 +144,7 @@ def test_a_masked_model(family, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ask", "told"),
+    ("ask", "message"),
     [
         (lambda model: model.logits([]), "give integers"),
         (lambda model: model.logits([0.5]), "give integers"),
@@ -157,12 +157,12 @@ def test_a_masked_model(family, tmp_path):
         (lambda model: model.fill_in("a [MASK]"), "has no \\[MASK\\]"),
     ],
 )
-def test_what_cannot_be_asked(exported, ask, told):
-    with pytest.raises(InputError, match=told):
+def test_calls_that_a_model_does_not_support(exported, ask, message):
+    with pytest.raises(InputError, match=message):
         ask(flash_lm.load(exported[1]))
 
 
-def test_the_card_and_the_config_say_what_made_it(exported):
+def test_the_card_and_the_config_record_the_provenance(exported):
     trained, out = exported
     card, config = ModelCard.load(out / "README.md"), json.loads((out / "config.json").read_text())
     assert card.data.license == "cc-by-4.0" and card.data.pipeline_tag == "text-generation"
@@ -177,8 +177,8 @@ def test_the_card_and_the_config_say_what_made_it(exported):
     assert config["vocab_size"] == 260 and config["hidden_size"] == 16
 
 
-def test_a_card_shows_no_more_than_the_model_can(tmp_path):
-    """Copies are no text; and figures are of the parameters as they were trained."""
+def test_a_card_shows_only_what_the_model_supports(tmp_path):
+    """The copy task generates no text; scores are those of the parameters as trained."""
     trained = trained_model(tmp_path / "run", "transformer")
     data = dataclasses.replace(trained.config.data, corpus="copy", pack="examples")
     trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, data=data))
@@ -228,8 +228,8 @@ def test_a_damaged_export_is_reported_as_such(tmp_path, damage):
 
 
 @pytest.fixture(scope="module")
-def tokenizers_here(tmp_path_factory):
-    """Ours, and theirs as a file says it."""
+def tokenizer_pairs(tmp_path_factory):
+    """Our tokenizers, and the exported ones read from their files."""
     folder = tmp_path_factory.mktemp("tokenizers")
     texts = sorted(pathlib.Path(write_corpus(folder / "t")).parent.glob("*"))
     lines = [line for path in texts for line in path.read_text().splitlines(keepends=True)]
@@ -245,23 +245,23 @@ def tokenizers_here(tmp_path_factory):
         theirs = to_hugging_face(tokenizer)
         theirs.save(str(folder / "tokenizer.json"))
         theirs = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        theirs.encode_special_tokens = True  # a text that spells [MASK] is text to ours
+        theirs.encode_special_tokens = True  # ours reads [MASK] in a text as text
         pairs.append((tokenizer, theirs))
     return pairs
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.characters(blacklist_categories=["Cs"])) | st.text("the cat\n ▁猫naï[MASK]<s>ACGT"))
-def test_ids_are_equal_in_the_tokenizers_format(tokenizers_here, text):
-    for ours, theirs in tokenizers_here:
+def test_ids_are_equal_in_the_tokenizers_format(tokenizer_pairs, text):
+    for ours, theirs in tokenizer_pairs:
         (ids,) = ours.encode([text])
         assert theirs.encode(text, add_special_tokens=False).ids == ids.tolist(), ours.kind
         assert theirs.decode(ids.tolist()) == ours.decode(ids.tolist())
         assert ours.kind == "characters" or theirs.decode(ids.tolist()) == text
 
 
-def foreign(**settings) -> SentencePieceTokenizer:
-    """A SentencePiece model that was made elsewhere."""
+def foreign_tokenizer(**settings) -> SentencePieceTokenizer:
+    """A SentencePiece model that was trained elsewhere."""
     model, lines = io.BytesIO(), ["the cat sees a dog", "a quick naïve tree (x)", "cats see trees, dogs hear"] * 9
     ours = {
         "model_type": "bpe",
@@ -275,16 +275,16 @@ def foreign(**settings) -> SentencePieceTokenizer:
 
 
 @pytest.mark.parametrize("settings", [{}, {"bos_piece": "[BOS]"}, {"user_defined_symbols": ["\n", "cat"]}], ids=str)
-def test_a_foreign_tokenizer_is_the_same_there(settings):
-    """And has a mask where ours has one: after its last token."""
-    ours = foreign(**settings)
+def test_an_exported_foreign_tokenizer_is_equal(settings):
+    """It has a mask after its last token, like ours."""
+    ours = foreign_tokenizer(**settings)
     theirs = to_hugging_face(ours)
     assert theirs.encode("a cat").ids == [ours.begin, *ours.encode(["a cat"])[0]]
     assert theirs.token_to_id("[MASK]") == ours.mask == ours.vocab_size
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"model_type": "unigram"}, "not byte-pair encoding"),
         ({"normalization_rule_name": "nfkc"}, "without normalisation"),
@@ -294,12 +294,12 @@ def test_a_foreign_tokenizer_is_the_same_there(settings):
     ],
     ids=str,
 )
-def test_a_tokenizer_that_cannot_be_equal_is_left_out_with_a_message(settings, told):
-    assert told in to_hugging_face(foreign(**settings))
+def test_a_tokenizer_that_cannot_be_equal_is_left_out_with_a_message(settings, message):
+    assert message in to_hugging_face(foreign_tokenizer(**settings))
 
 
-def test_begin_of_text_comes_first_where_it_is_wanted(tokenizers_here):
-    for ours, theirs in tokenizers_here:
+def test_begin_of_text_is_prepended_if_wanted(tokenizer_pairs):
+    for ours, theirs in tokenizer_pairs:
         assert theirs.encode("a").ids[0] == ours.begin and theirs.get_vocab_size() == ours.vocab_size
 
 

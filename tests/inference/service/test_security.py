@@ -23,7 +23,7 @@ def locked():
         yield client
 
 
-def test_every_answer_says_what_browsers_may_do(locked):
+def test_every_answer_has_security_headers(locked):
     mine = {"Authorization": f"Bearer {KEY}"}
     answers = [
         locked.get("/"),
@@ -45,7 +45,7 @@ def test_every_answer_says_what_browsers_may_do(locked):
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_a_page_runs_no_script_but_its_own(locked, path):
+def test_a_page_runs_only_its_script(locked, path):
     answer = locked.get(path)
     (script,) = re.findall("<script>(.*)</script>", answer.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -73,7 +73,7 @@ def test_the_openai_client_sends_the_key(locked):
     assert refused.value.code == "invalid_api_key"
 
 
-def test_where_the_key_comes_from(monkeypatch):
+def test_sources_of_the_key(monkeypatch):
     monkeypatch.delenv("FLASH_LM_API_KEY", raising=False)
     assert _key(None) is None and _key("a") == "a"
     monkeypatch.setenv("FLASH_LM_API_KEY", "b")
@@ -100,5 +100,5 @@ def test_the_page_asks_for_the_key(locked, browser):
     expect(page.locator("#answer li")).to_have_count(3)
     expect(page.locator("#locked")).to_be_hidden()
     page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'ran = 1'}))")
-    assert page.evaluate("typeof ran") == "undefined"  # a script that is not the page's own
+    assert page.evaluate("typeof ran") == "undefined"  # an injected script
     page.close()
