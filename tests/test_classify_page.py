@@ -1,4 +1,4 @@
-"""The commands of docs/classify.md, one after the other, on a small file and with small models."""
+"""The commands of docs/classify.md, run in order on a small file and with small models."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from small import ROOT, override_flags, small_config
 from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
-# What differs between the page's models and small ones; what the page sets itself stays.
+# Keys of the page that stay; all others are those of small models.
 KEPT = ("task", "model.family", "data.corpus", "data.path", "data.tokenizer", "data.vocab_size", "train.steps")
 
 
