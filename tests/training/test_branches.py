@@ -25,7 +25,7 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def constant(config, tmp_path_factory):
+def constant_run(config, tmp_path_factory):
     """A config whose schedule does not depend on the number of steps, and its run of 6 steps."""
     parent = apply_changes(config, {"train.schedule": "constant", "train.steps": 6, "train.eval_every": 2})
     workdir = tmp_path_factory.mktemp("runs") / "parent"
@@ -34,9 +34,9 @@ def constant(config, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_branch_that_was_started_twice_resumes_the_second_start(constant, tmp_path, monkeypatch):
+def test_a_branch_that_was_started_twice_resumes_the_second_start(constant_run, tmp_path, monkeypatch):
     """Another process trains between the check of the folder and its lock."""
-    config, parent = constant
+    config, parent = constant_run
     branch = apply_changes(config, {"train.steps": 8, "train.branch_from": str(parent), "train.eval_every": 0})
     train(branch, tmp_path / "other", should_stop=stop_after(1))
     lock = resume.lock_folder
@@ -53,9 +53,9 @@ def test_a_branch_that_was_started_twice_resumes_the_second_start(constant, tmp_
 
 
 @pytest.mark.slow
-def test_a_branch_continues_exactly(constant, tmp_path):
+def test_a_branch_continues_exactly(constant_run, tmp_path):
     """State, step and data order continue to the bit. The branch records its parent, and no longer needs it."""
-    config, workdir = constant
+    config, workdir = constant_run
     parent = shutil.copytree(workdir, tmp_path / "parent")
     train(apply_changes(config, {"train.steps": 9}), tmp_path / "uninterrupted")
     branch = apply_changes(config, {"train.steps": 9, "train.branch_from": f"{parent}@6"})
@@ -72,12 +72,12 @@ def test_a_branch_continues_exactly(constant, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_branch_uses_its_schedule(constant, tmp_path):
+def test_a_branch_uses_its_schedule(constant_run, tmp_path):
     """The schedule is that of the config, from the step of the parent on: the rate falls over the last two steps.
 
     The losses equal those of an uninterrupted run to the bit: the schedule is no part of the compiled step.
     """
-    config, parent = constant
+    config, parent = constant_run
     schedule = {"train.schedule": "linear", "train.decay_steps": 2, "train.steps": 8}
     train(apply_changes(config, schedule | {"train.branch_from": f"{parent}@newest"}), tmp_path / "branch")
     train(apply_changes(config, schedule), tmp_path / "uninterrupted")
@@ -115,8 +115,8 @@ def test_a_branch_continues_in_the_stream(config, tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_an_invalid_branch_is_refused_and_writes_nothing(constant, tmp_path, changes, expected):
-    config, parent = constant
+def test_an_invalid_branch_is_refused_and_writes_nothing(constant_run, tmp_path, changes, expected):
+    config, parent = constant_run
     changes = {"train.branch_from": str(parent)} | changes
     changes["train.branch_from"] = changes["train.branch_from"].replace("{parent}", str(parent))
     with pytest.raises(InputError, match=expected):
@@ -124,8 +124,8 @@ def test_an_invalid_branch_is_refused_and_writes_nothing(constant, tmp_path, cha
     assert not (tmp_path / "branch").exists()
 
 
-def test_a_branch_of_another_corpus_is_refused(constant, tmp_path):
+def test_a_branch_of_another_corpus_is_refused(constant_run, tmp_path):
     wrong = {"data.path": write_corpus(tmp_path / "wrong", seed=9), "train.steps": 9}
     with pytest.raises(InputError, match="is not the one that the run began with"):
-        train(apply_changes(constant[0], wrong | {"train.branch_from": str(constant[1])}), tmp_path / "branch")
+        train(apply_changes(constant_run[0], wrong | {"train.branch_from": str(constant_run[1])}), tmp_path / "branch")
     assert not (tmp_path / "branch").exists()

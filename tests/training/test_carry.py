@@ -95,7 +95,7 @@ def test_losses_equal_those_of_full_documents():
     """The reference is the parallel form over each document from its start, and the mean over the rows' tokens."""
     run = Run(learning_rate=1e-30).go(batches())
     longest = 6 * L
-    logits_of = jax.jit(lambda row: run.setup.model.bind(jax.tree.map(jnp.asarray, run.params))(row[None])[0])
+    compute_logits = jax.jit(lambda row: run.setup.model.bind(jax.tree.map(jnp.asarray, run.params))(row[None])[0])
     so_far = [[] for _ in range(B)]
     for batch, (loss, _) in zip(batches(), run.losses, strict=True):
         total = count = 0
@@ -105,7 +105,7 @@ def test_losses_equal_those_of_full_documents():
                 so_far[b] = []
             so_far[b].extend(batch["inputs_BxL"][b, :tokens].tolist())
             document = np.array(so_far[b] + [0] * (longest - len(so_far[b])))
-            logits = np.asarray(logits_of(document), np.float64)[len(so_far[b]) - tokens : len(so_far[b])]
+            logits = np.asarray(compute_logits(document), np.float64)[len(so_far[b]) - tokens : len(so_far[b])]
             log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
             total -= log_p[np.arange(tokens), batch["targets_BxL"][b, :tokens]].sum()
             count += tokens
@@ -147,42 +147,42 @@ def test_a_skipped_step_resets_the_state():
 
 
 @pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
+def finished_run(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "finished"
     train(config, workdir)
     return workdir
 
 
 @pytest.mark.parametrize("stop", [3, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_resumed_run_is_the_same_to_the_bit(config, finished, tmp_path, stop):
+def test_a_resumed_run_is_the_same_to_the_bit(config, finished_run, tmp_path, stop):
     """At 5 the newest checkpoint is the one saved at the stop; it holds the state."""
     train(config, tmp_path / "run", should_stop=stop_after(stop))
     train(config, tmp_path / "run")
-    assert losses(tmp_path / "run") == losses(finished)
+    assert losses(tmp_path / "run") == losses(finished_run)
 
 
-def test_a_resumed_run_keeps_the_dtype_of_its_state(config, finished):
+def test_a_resumed_run_keeps_the_dtype_of_its_state(config, finished_run):
     """Other runs may change the dtype, as it concerns decoding only."""
     other = config.copy_and_resolve_references()
     other.model.state_dtype = "bfloat16"
     with pytest.raises(InputError, match="another config .*model.state_dtype"):
-        train(other, finished)
+        train(other, finished_run)
 
 
-def test_scores_of_full_documents_have_a_separate_file(finished):
+def test_scores_of_full_documents_have_a_separate_file(finished_run):
     """Readers of results.jsonl compare scores of single sequences."""
-    evaluate_command([f"--workdir={finished}", "--split=validation", "--carry"])
-    assert not (finished / "results.jsonl").exists()
-    assert [line["carried"] for line in read_jsonl(finished / "carried.jsonl")] == [True]
+    evaluate_command([f"--workdir={finished_run}", "--split=validation", "--carry"])
+    assert not (finished_run / "results.jsonl").exists()
+    assert [line["carried"] for line in read_jsonl(finished_run / "carried.jsonl")] == [True]
     assert {
-        line.get("carried") for line in read_jsonl(finished / "metrics.jsonl") if line["split"] == "validation"
+        line.get("carried") for line in read_jsonl(finished_run / "metrics.jsonl") if line["split"] == "validation"
     } == {True}
 
 
-def test_scores_by_position(finished):
+def test_scores_by_position(finished_run):
     """Spans that double cover each token once; the first sequence has no tokens before it."""
-    (result,) = evaluate(finished, "validation", carry=True)
-    (rows,) = evaluate(finished, "validation")
+    (result,) = evaluate(finished_run, "validation", carry=True)
+    (rows,) = evaluate(finished_run, "validation")
     spans = result["by_position"]
     assert result["carried"] and sum(span["tokens"] for span in spans) == result["tokens"] == rows["tokens"]
     assert [(span["from"], span["to"]) for span in spans[:3]] == [(0, 32), (32, 64), (64, 128)]
@@ -190,15 +190,15 @@ def test_scores_by_position(finished):
     nll = sum(span["tokens"] * np.log(span["perplexity"]) for span in spans)
     assert nll == pytest.approx(result["nll"], rel=1e-6)
     assert result["bytes"] == rows["bytes"]
-    newest = losses(finished)[12, "validation"]
+    newest = losses(finished_run)[12, "validation"]
     assert result["loss"] == pytest.approx(newest, rel=1e-6), "validation during training carries, too"
-    (first,) = evaluate(finished, "validation", carry=True, first=40)
+    (first,) = evaluate(finished_run, "validation", carry=True, first=40)
     assert [span["to"] for span in first["by_position"]] == [32, 64] and first["tokens"] < result["tokens"]
 
 
-def test_scores_equal_those_of_full_documents(finished):
-    (result,) = evaluate(finished, "validation", carry=True)
-    trained = load_model(finished)
+def test_scores_equal_those_of_full_documents(finished_run):
+    (result,) = evaluate(finished_run, "validation", carry=True)
+    trained = load_model(finished_run)
     model, nll = trained.model.bind(trained.params), 0.0
     store = load_tokenized(trained.config.data, KnownCorpus(trained.tokenizer)).splits["validation"]
     for a, b in itertools.pairwise(store.starts.tolist()):
@@ -229,8 +229,8 @@ def test_configs_that_cannot_carry(config, tmp_path, keys, message):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_settings_that_exclude_a_carried_state(config, finished, tmp_path):
+def test_settings_that_exclude_a_carried_state(config, finished_run, tmp_path):
     with pytest.raises(InputError, match="--debug_nonfinite cannot follow"):
         train(config, tmp_path / "run", debug_nonfinite=True)
     with pytest.raises(InputError, match="add --carry"):
-        evaluate(finished, "validation", first=10)
+        evaluate(finished_run, "validation", first=10)

@@ -140,8 +140,8 @@ def test_starting_from_a_model_without_an_encoder_and_back(tmp_path):
     )
     reading.train.update(init_from=str(tmp_path / "alone"), learning_rate=1e-12, weight_decay=0.0)
     train(reading, tmp_path / "reading")
-    params_of = lambda name: load(tmp_path / name).params
-    before, after = params_of("alone"), params_of("reading")
+    load_params = lambda name: load(tmp_path / name).params
+    before, after = load_params("alone"), load_params("reading")
     for name in ("sublayer_0", "sublayer_1", "norm_sublayer_1"):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), before["layers"][name], after["layers"][name]
@@ -151,4 +151,4 @@ def test_starting_from_a_model_without_an_encoder_and_back(tmp_path):
     back = config.copy_and_resolve_references()
     back.train.init_from = str(tmp_path / "reading")
     train(back, tmp_path / "back")
-    assert "encoder" not in params_of("back")
+    assert "encoder" not in load_params("back")

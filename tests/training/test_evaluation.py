@@ -52,9 +52,9 @@ def test_a_result_records_its_provenance(run):
     assert expected.items() <= line.items() and line["seed"] == 0 and line["batch_tokens"] == 256
     assert {name: line[f"trained_{name}"] for name in expected} == expected
     config = RunFolder(run).config
-    hash_of = lambda **changes: run_hash(apply_changes(config, changes).to_dict())
-    assert line["config_hash"] == hash_of() == hash_of(**{"data.path": "moved", "data.cache_dir": "too"})
-    assert line["config_hash"] != hash_of(**{"train.learning_rate": 1.0})
+    compute_hash = lambda **changes: run_hash(apply_changes(config, changes).to_dict())
+    assert line["config_hash"] == compute_hash() == compute_hash(**{"data.path": "moved", "data.cache_dir": "too"})
+    assert line["config_hash"] != compute_hash(**{"train.learning_rate": 1.0})
 
 
 def test_line_ends_count_as_words(run):

@@ -37,7 +37,7 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture
-def poisoned(monkeypatch):
+def poison_step(monkeypatch):
     """Makes a row of step 6 begin with a token outside the vocabulary."""
     training_batches = Experiment.training_batches
 
@@ -71,7 +71,7 @@ def saved_state(config, workdir: pathlib.Path):
 
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.slow
-def test_it_ends_the_run_and_is_not_saved(config, poisoned, tmp_path, debug):
+def test_it_ends_the_run_and_is_not_saved(config, poison_step, tmp_path, debug):
     with pytest.raises(RunError) as caught:
         train(config, tmp_path, debug_nonfinite=debug)
     message = str(caught.value)
@@ -83,7 +83,7 @@ def test_it_ends_the_run_and_is_not_saved(config, poisoned, tmp_path, debug):
 
 
 @pytest.mark.slow
-def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
+def test_it_is_skipped_and_counted(config, poison_step, tmp_path):
     """Parameters and moments stay, to the bit; the run continues, also after a restart."""
     config = make_skipping_run(config)
     states = {}

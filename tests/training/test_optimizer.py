@@ -51,12 +51,12 @@ def gradients(step: int) -> dict:
     return grads
 
 
-def nested(flat: dict) -> dict:
+def unflatten(flat: dict) -> dict:
     layers = {name.split("/")[1]: x for name, x in flat.items() if "/" in name}
     return {"embedding": flat["embedding"], "layers": layers}
 
 
-def by_layer(flat: dict) -> dict:
+def split_layers(flat: dict) -> dict:
     """Each layer's slice as a separate parameter."""
     stacked = {(name, i): x[i] for name, x in flat.items() if "/" in name for i in range(LAYERS)}
     return {(name, None): x for name, x in flat.items() if "/" not in name} | stacked
@@ -69,18 +69,18 @@ def traits_with(rates: dict) -> Traits:
     """Traits that make everything a matrix except the scales."""
     matrix, no = {name: "scale" not in name for name in rates}, dict.fromkeys(rates, False)
     hidden = {name: "kernel" in name for name in rates}
-    return Traits(nested(matrix), nested(hidden), nested(rates), nested(no), nested(no))
+    return Traits(unflatten(matrix), unflatten(hidden), unflatten(rates), unflatten(no), unflatten(no))
 
 
 def run_ours(config: TrainConfig, rates: dict = RATES) -> dict:
     optimizer = make_optimizer(config, traits_with(rates))
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(parameters()))
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), unflatten(parameters()))
     state, update, rate = optimizer.init(params), jax.jit(optimizer.update), learning_rate(config)
     for step in range(STEPS):
-        grads = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(gradients(step)))
+        grads = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), unflatten(gradients(step)))
         updates, state = update(grads, state, params, learning_rate=rate(step))
         params = optax.apply_updates(params, updates)
-    return by_layer({"embedding": params["embedding"]} | {f"layers/{k}": x for k, x in params["layers"].items()})
+    return split_layers({"embedding": params["embedding"]} | {f"layers/{k}": x for k, x in params["layers"].items()})
 
 
 # Update rules of one parameter: (gradient, its memory, step from 1, config, parameter) -> direction.
@@ -156,10 +156,10 @@ RULES = {
 
 
 def run_oracle(config: TrainConfig, rates: dict = RATES) -> dict:
-    params = by_layer(parameters())
+    params = split_layers(parameters())
     memories, moved = {name: {} for name in params}, dict(params)
     for step in range(STEPS):
-        grads = by_layer(gradients(step))
+        grads = split_layers(gradients(step))
         if config.clip:
             norms = {name: np.sqrt((g**2).sum()) for name, g in grads.items()}
             global_norm = np.sqrt(sum(n**2 for n in norms.values()))
@@ -186,7 +186,7 @@ def run_oracle(config: TrainConfig, rates: dict = RATES) -> dict:
 
 def assert_matches_the_oracle(config: TrainConfig, rates: dict = RATES) -> None:
     """To 1e-4 of each parameter's displacement, plus the rounding error of the parameter."""
-    expected, start = run_oracle(config, rates), by_layer(parameters())
+    expected, start = run_oracle(config, rates), split_layers(parameters())
     for key, x in run_ours(config, rates).items():
         moved, size = np.abs(expected[key] - start[key]).max(), np.abs(start[key]).max()
         assert moved > 0
@@ -256,7 +256,7 @@ def test_clipping(name, mode):
 
 
 def test_adafactor_keeps_only_rows_and_columns():
-    params = jax.tree.map(jnp.asarray, nested(parameters()))
+    params = jax.tree.map(jnp.asarray, unflatten(parameters()))
     state = make_optimizer(settings(optimizer="adafactor"), traits_with(RATES)).init(params)
     kept = sum(x.size for x in jax.tree.leaves(state))
     assert kept < 0.03 * sum(x.size for x in jax.tree.leaves(params))

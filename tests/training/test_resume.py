@@ -49,14 +49,14 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(config, tmp_path_factory) -> pathlib.Path:
+def finished_run(config, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("runs") / "finished"
     train(config, workdir)
     return workdir
 
 
 @pytest.fixture(scope="module")
-def half(config, tmp_path_factory) -> pathlib.Path:
+def half_run(config, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("runs") / "half"
     train(config, workdir, should_stop=stop_after(6))
     return workdir
@@ -67,14 +67,14 @@ def close(actual: dict, expected: dict) -> bool:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, tmp_path):
+def test_a_resumed_run_may_change_what_changes_rounding(config, finished_run, half_run, tmp_path):
     """All of it at once, with a moved corpus. The config of the run is kept; the changes apply from then on."""
-    run = shutil.copytree(half, tmp_path / "run")
+    run = shutil.copytree(half_run, tmp_path / "run")
     moved = shutil.copytree(pathlib.Path(config.data.path).parent, tmp_path / "moved")
     other = apply_changes(config, HARMLESS | {"data.path": f"{moved}/*.txt", "data.cache_dir": str(tmp_path / "cache")})
     before = (run / "config.json").read_bytes()
     train(other, run)
-    actual, expected = losses(run), losses(finished)
+    actual, expected = losses(run), losses(finished_run)
     assert close({key: loss for key, loss in actual.items() if key[1] == "train"}, expected)
     assert max(actual) == (12, "validation") and (6, "train") in actual and (7, "train") not in actual
     assert (run / "config.json").read_bytes() == before
@@ -103,18 +103,18 @@ def resolve_resumed(run: pathlib.Path, asked):
     ],
     ids=str,
 )
-def test_keys_that_a_resumed_run_may_change(config, half, changes, refused):
+def test_keys_that_a_resumed_run_may_change(config, half_run, changes, refused):
     other = apply_changes(config, changes)
     if refused is None:
-        assert resolve_resumed(half, other).train.warmup_steps == 2
+        assert resolve_resumed(half_run, other).train.warmup_steps == 2
         return
     with pytest.raises(InputError, match=refused):
-        resolve_resumed(half, other)
+        resolve_resumed(half_run, other)
 
 
-def test_how_softmax_is_computed_may_change(config, half, tmp_path):
+def test_how_softmax_is_computed_may_change(config, half_run, tmp_path):
     """For a family that uses it."""
-    run = shutil.copytree(half, tmp_path / "run")
+    run = shutil.copytree(half_run, tmp_path / "run")
     other = apply_changes(config, {"model.family": "transformer"})
     (run / "config.json").write_text(json.dumps(other.to_dict()))
     resolve_resumed(run, apply_changes(other, {"model.quadratic.implementation": "plain"}))
@@ -122,9 +122,9 @@ def test_how_softmax_is_computed_may_change(config, half, tmp_path):
         resolve_resumed(run, apply_changes(other, {"model.rotary": True}))
 
 
-def test_a_run_from_before_a_key_is_continued(config, half, tmp_path):
+def test_a_run_from_before_a_key_is_continued(config, half_run, tmp_path):
     """With the same command, where younger keys are open."""
-    run = shutil.copytree(half, tmp_path / "run")
+    run = shutil.copytree(half_run, tmp_path / "run")
     values = json.loads((run / "config.json").read_text())
     for group, key in (("data", "streaming"), ("train", "decay_steps"), ("train", "branch_from")):
         del values[group][key]
@@ -137,10 +137,10 @@ def test_a_run_from_before_a_key_is_continued(config, half, tmp_path):
         resolve_resumed(run, apply_changes(now, {"train.decay_steps": 2}))
 
 
-def test_a_resume_reads_and_checks_its_config_once(config, half, tmp_path, monkeypatch):
-    run, counts = shutil.copytree(half, tmp_path / "run"), collections.Counter()
+def test_a_resume_reads_and_checks_its_config_once(config, half_run, tmp_path, monkeypatch):
+    run, counts = shutil.copytree(half_run, tmp_path / "run"), collections.Counter()
 
-    def counted(module, name):
+    def count_calls(module, name):
         original = getattr(module, name)
 
         def wrapper(*arguments):
@@ -150,8 +150,8 @@ def test_a_resume_reads_and_checks_its_config_once(config, half, tmp_path, monke
 
         monkeypatch.setattr(module, name, wrapper)
 
-    counted(run_folder, "load_json")
-    counted(resolve, "parse")
+    count_calls(run_folder, "load_json")
+    count_calls(resolve, "parse")
     assert not train(apply_changes(config, {"train.log_every": 2}), run, should_stop=stop_after(1))
     assert counts == {"load_json": 1, "parse": 1}
 
@@ -161,10 +161,10 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_a_refused_resume_changes_nothing(config, finished, half, tmp_path):
+def test_a_refused_resume_changes_nothing(config, finished_run, half_run, tmp_path):
     """Also of a finished run, whose user learns that the corpus has changed."""
     wrong = {"data.path": write_corpus(tmp_path / "wrong", seed=9)}
-    for source in (finished, half):
+    for source in (finished_run, half_run):
         run = shutil.copytree(source, tmp_path / source.name)
         before = contents(run)
         with pytest.raises(InputError, match="is not the one that the run began with"):
@@ -172,16 +172,16 @@ def test_a_refused_resume_changes_nothing(config, finished, half, tmp_path):
         assert contents(run) == before
 
 
-def test_microbatches_may_change_without_random_draws(config, half, tmp_path):
+def test_microbatches_may_change_without_random_draws(config, half_run, tmp_path):
     """test_train_step.py checks that they change rounding alone."""
-    run = shutil.copytree(half, tmp_path / "run")
+    run = shutil.copytree(half_run, tmp_path / "run")
     path = run / "config.json"
     path.write_text(path.read_text().replace('"dropout": 0.1', '"dropout": 0.0'))
     resolve_resumed(run, apply_changes(config, {"model.dropout": 0.0, "train.accumulate": 2}))
 
 
-def test_one_run_at_a_time(config, half, tmp_path):
-    run = shutil.copytree(half, tmp_path / "run")
+def test_one_run_at_a_time(config, half_run, tmp_path):
+    run = shutil.copytree(half_run, tmp_path / "run")
     before = sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock")
     with lock_folder(run), pytest.raises(InputError, match=r"process \d+ on .* is training in .*: wait for it to end"):
         train(config, run)
@@ -214,8 +214,8 @@ def test_a_path_may_be_a_string(config, tmp_path):
         load_model(f"{run}@best")
 
 
-def test_a_damaged_config_is_not_reported_as_a_usage_error(half, tmp_path, monkeypatch):
-    run = shutil.copytree(half, tmp_path / "run")
+def test_a_damaged_config_is_not_reported_as_a_usage_error(half_run, tmp_path, monkeypatch):
+    run = shutil.copytree(half_run, tmp_path / "run")
     text = (run / "config.json").read_text()
     for damaged in (
         text[:100],
@@ -233,7 +233,7 @@ def test_a_damaged_config_is_not_reported_as_a_usage_error(half, tmp_path, monke
         _ = RunFolder(run).config
 
 
-def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
+def test_scoring_reads_only_parameters_on_the_given_mesh(finished_run, monkeypatch):
     asked = []
     read = checkpoint_read._read_step
 
@@ -242,17 +242,17 @@ def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
         return read(workdir, step, config, abstract)
 
     monkeypatch.setattr(checkpoint_read, "_read_step", spy)
-    (one,) = evaluate(finished, "validation")
-    (other,) = evaluate(finished, "validation", mesh_shape=(1, 4, 2))
+    (one,) = evaluate(finished_run, "validation")
+    (other,) = evaluate(finished_run, "validation", mesh_shape=(1, 4, 2))
     assert asked == [{"params"}, {"params"}]
     assert np.isclose(one["loss"], other["loss"], rtol=1e-6)
-    kernels = load_model(finished, mesh_shape=(1, 4, 2)).params["layers"]["sublayer_0"]["output"]["kernel"]
+    kernels = load_model(finished_run, mesh_shape=(1, 4, 2)).params["layers"]["sublayer_0"]["output"]["kernel"]
     assert kernels.addressable_shards[0].data.size == kernels.size // 8
 
 
-def test_a_new_text_is_scored_without_the_corpus_of_the_run(finished, tmp_path, monkeypatch):
+def test_a_new_text_is_scored_without_the_corpus_of_the_run(finished_run, tmp_path, monkeypatch):
     """Without the cache, too, and with the tokenizer of the run: the full text, or the parts that are split off."""
-    run = shutil.copytree(finished, tmp_path / "run")
+    run = shutil.copytree(finished_run, tmp_path / "run")
     monkeypatch.setattr(token_cache, "train_sentencepiece", None)
     config = json.loads((run / "config.json").read_text())
     config["data"] |= {"path": str(tmp_path / "gone" / "*.txt"), "cache_dir": str(tmp_path / "empty")}
@@ -285,12 +285,12 @@ def test_a_new_text_is_scored_without_the_corpus_of_the_run(finished, tmp_path, 
         evaluate(run, "dev")
 
 
-def test_a_run_outlives_its_cache(config, finished, half, tmp_path, monkeypatch):
+def test_a_run_outlives_its_cache(config, finished_run, half_run, tmp_path, monkeypatch):
     """The corpus is tokenized again with the run's tokenizer; one that is trained again might differ."""
     monkeypatch.setattr(token_cache, "train_sentencepiece", None)
-    run = shutil.copytree(half, tmp_path / "run")
+    run = shutil.copytree(half_run, tmp_path / "run")
     train(apply_changes(config, {"data.cache_dir": str(tmp_path / "new")}), run)
-    assert losses(run) == losses(finished)
+    assert losses(run) == losses(finished_run)
     (line,) = evaluate(run, "validation")
     assert line["own_corpus"] and line["step"] == 12
 
@@ -324,8 +324,8 @@ def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
         train(apply_changes(mine, {"data.path": elsewhere}), tmp_path / "run")
 
 
-def test_another_tokenizer_in_the_folder_is_detected(finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
+def test_another_tokenizer_in_the_folder_is_detected(finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
     lines = [f"abcdefgh {i} hgfedcba {1000 - i}\n" for i in range(400)]
     token_cache.save_tokenizer(token_cache.train_sentencepiece(lines, 320), run / "tokenizer")
     with pytest.raises(InputError, match="holds another tokenizer .* than the one that it was trained with"):
