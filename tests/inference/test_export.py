@@ -94,7 +94,7 @@ def test_arrays_that_are_not_contiguous_are_written_correctly(x, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported_model(tmp_path_factory):
     """A model, and the folder of its export."""
     folder = tmp_path_factory.mktemp("exports")
     trained = trained_model(folder / "mine", "flash")
@@ -105,14 +105,14 @@ def exported(tmp_path_factory):
     return trained, folder / "out"
 
 
-def test_an_export_respects_the_umask(exported, tmp_path):
-    trained, _ = exported
+def test_an_export_respects_the_umask(exported_model, tmp_path):
+    trained, _ = exported_model
     with check_permissions(tmp_path / "out"):
         write(trained, tmp_path / "out", "mit")
 
 
-def test_three_lines(exported):
-    trained, out = exported
+def test_three_lines(exported_model):
+    trained, out = exported_model
     model, original = flash_lm.load(out), trained
     assert "flash" in repr(model) and model.config.model == trained.config.model
     assert model.generate("the", 9, temperature=0) == original.generate("the", 9, temperature=0)
@@ -157,13 +157,13 @@ def test_a_masked_model(family, tmp_path):
         (lambda model: model.fill_in("a [MASK]"), "has no \\[MASK\\]"),
     ],
 )
-def test_calls_that_a_model_does_not_support(exported, ask, message):
+def test_calls_that_a_model_does_not_support(exported_model, ask, message):
     with pytest.raises(InputError, match=message):
-        ask(flash_lm.load(exported[1]))
+        ask(flash_lm.load(exported_model[1]))
 
 
-def test_the_card_and_the_config_record_the_provenance(exported):
-    trained, out = exported
+def test_the_card_and_the_config_record_the_provenance(exported_model):
+    trained, out = exported_model
     card, config = ModelCard.load(out / "README.md"), json.loads((out / "config.json").read_text())
     assert card.data.license == "cc-by-4.0" and card.data.pipeline_tag == "text-generation"
     (result,) = card.data.eval_results
@@ -192,8 +192,8 @@ def test_a_card_shows_only_what_the_model_supports(tmp_path):
     assert 'load("path/to/mine")' in card.text and "before they were rounded" in card.text
 
 
-def test_an_export_that_is_refused_writes_nothing(exported, tmp_path, monkeypatch, capsys):
-    trained, out = exported
+def test_an_export_that_is_refused_writes_nothing(exported_model, tmp_path, monkeypatch, capsys):
+    trained, out = exported_model
     with pytest.raises(InputError, match="exists: give a new folder"):
         write(trained, out, "mit")
     with pytest.raises(InputError, match="is already an exported model"):
@@ -303,8 +303,8 @@ def test_begin_of_text_is_prepended_if_wanted(tokenizer_pairs):
         assert theirs.encode("a").ids[0] == ours.begin and theirs.get_vocab_size() == ours.vocab_size
 
 
-def test_names_of_arrays_are_paths(exported):
-    trained, _ = exported
+def test_names_of_arrays_are_paths(exported_model):
+    trained, _ = exported_model
     names = flatten_dict(trained.params, sep=".")
     assert "embedding" in names and any(name.startswith("layers.sublayer_0.") for name in names)
     assert dataclasses.asdict(trained.config.model)["family"] == "flash"

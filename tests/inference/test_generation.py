@@ -42,7 +42,7 @@ class Ascii(ByteTokenizer):
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
 
-def trained(folder, **changes):
+def train_model(folder, **changes):
     config = small_config(write_corpus(folder / "text"), folder / "cache", "flash")
     config.train.update(steps=20, eval_every=0, checkpoint_every=0, log_every=20)
     config.mesh.shape = (2, 2, 2)
@@ -53,7 +53,7 @@ def trained(folder, **changes):
 
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("causal"))
+    return train_model(tmp_path_factory.mktemp("causal"))
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,11 @@ def generator(causal):
 
 @pytest.fixture(scope="module")
 def masked_run(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("masked"), task="masked_lm", **{"mesh.shape": (-1, 1, 1)})[1]
+    return train_model(tmp_path_factory.mktemp("masked"), task="masked_lm", **{"mesh.shape": (-1, 1, 1)})[1]
 
 
 @pytest.fixture(scope="module")
-def masked(masked_run):
+def masked_model(masked_run):
     return load_model(masked_run)
 
 
@@ -198,7 +198,7 @@ def test_positions_that_end(generator, monkeypatch):
 
 @pytest.mark.slow
 def test_a_prompt_longer_than_the_positions(tmp_path):
-    _, workdir = trained(tmp_path, **{"model.family": "transformer", "train.steps": 3})
+    _, workdir = train_model(tmp_path, **{"model.family": "transformer", "train.steps": 3})
     short = Generator(load_model(workdir))
     (texts,) = short.generate(["the"], 28, GREEDY)
     assert len(texts.tokens) == 28 or texts.finish_reason == "end"
@@ -207,8 +207,8 @@ def test_a_prompt_longer_than_the_positions(tmp_path):
 
 
 @pytest.mark.slow
-def test_filling_in(masked):
-    filler, text = Filler(masked), "the cat [MASK]ees the [MASK]og"
+def test_filling_in(masked_model):
+    filler, text = Filler(masked_model), "the cat [MASK]ees the [MASK]og"
     (actual,) = filler([text])
     assert len(actual.masks) == 2 and all(len(mask) == 5 for mask in actual.masks)
     for mask in actual.masks:
@@ -218,9 +218,9 @@ def test_filling_in(masked):
     assert actual.text == text.replace("[MASK]", "{}").format(*best)
     # Against the model itself, with any padding and any other texts in the batch.
     ids = filler.encode(text)
-    logits = np.asarray(masked.model.bind(masked.params)(jnp.asarray(ids)[None]), np.float64)[0]
-    for index, mask in zip(np.flatnonzero(ids == masked.tokenizer.mask), actual.masks, strict=True):
-        weights = np.where(masked.text_ids(), np.exp(logits[index] - logits[index].max()), 0)
+    logits = np.asarray(masked_model.model.bind(masked_model.params)(jnp.asarray(ids)[None]), np.float64)[0]
+    for index, mask in zip(np.flatnonzero(ids == masked_model.tokenizer.mask), actual.masks, strict=True):
+        weights = np.where(masked_model.text_ids(), np.exp(logits[index] - logits[index].max()), 0)
         assert mask[0].token == weights.argmax()
         assert mask[0].probability == pytest.approx(weights.max() / weights.sum(), rel=1e-3)
     assert len(filler([text], 10_000)[0].masks[0]) == 256, "at most one per byte"
@@ -228,15 +228,15 @@ def test_filling_in(masked):
     assert [[c.token for c in mask] for mask in batched.masks] == [[c.token for c in mask] for mask in actual.masks]
 
 
-def test_each_kind_of_model_refuses_the_calls_of_the_other(masked, generator):
+def test_each_kind_of_model_refuses_the_calls_of_the_other(masked_model, generator):
     with pytest.raises(InputError, match="task=masked_lm and cannot continue a text: let it fill in"):
-        Generator(masked)
+        Generator(masked_model)
     with pytest.raises(InputError, match="task=causal_lm and has no"):
         Filler(generator._trained)
     with pytest.raises(InputError, match="put .MASK. where"):
-        Filler(masked)(["the cat"])
+        Filler(masked_model)(["the cat"])
     with pytest.raises(InputError, match="ask for 1 or more"):
-        Filler(masked)(["the [MASK]"], 0)
+        Filler(masked_model)(["the [MASK]"], 0)
 
 
 def command(argv: list[str], monkeypatch, capsys, stdin: bytes = b"") -> tuple[int, str, list[str]]:
@@ -290,9 +290,9 @@ def test_the_command_searches(generator, causal, monkeypatch, capsys):
         model.generate("the", 5, beams=3, top_k=2)
 
 
-def test_the_command_fills_in(masked_run, masked, monkeypatch, capsys):
+def test_the_command_fills_in(masked_run, masked_model, monkeypatch, capsys):
     argv = [f"--workdir={masked_run}", "--prompt=the [MASK]at", "--candidates=3"]
-    (expected,) = Filler(masked)(["the [MASK]at"], 3)
+    (expected,) = Filler(masked_model)(["the [MASK]at"], 3)
     code, out, _ = command(argv, monkeypatch, capsys)
     assert code == 0 and out.startswith(f"{expected.text}\nmask 1: {expected.masks[0][0].text!r} ")
     _, out, _ = command([*argv, "--json"], monkeypatch, capsys)

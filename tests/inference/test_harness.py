@@ -35,25 +35,25 @@ def requests(*arguments):
 
 
 @pytest.fixture(scope="module", params=["flash", pytest.param("linear_transformer", marks=pytest.mark.slow)])
-def trained(request):
+def trained_model(request):
     return random_model("text", request.param)
 
 
 @pytest.fixture(scope="module")
-def model(trained):
-    return HarnessModel(trained)
+def model(trained_model):
+    return HarnessModel(trained_model)
 
 
-def compute_log_probs(trained, ids):
+def compute_log_probs(trained_model, ids):
     """Log-probability of each token after the first, by the parallel form, in float64."""
-    logits = trained.logits(ids[:-1]).astype(np.float64)
+    logits = trained_model.logits(ids[:-1]).astype(np.float64)
     logits -= logits.max(-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     return logits[np.arange(len(ids) - 1), ids[1:]], logits.argmax(-1) == ids[1:]
 
 
-def test_continuations_have_the_log_likelihood_of_the_parallel_form(model, trained):
-    begin, encode = trained.tokenizer.begin, lambda text: trained.tokenizer.encode([text])[0].tolist()
+def test_continuations_have_the_log_likelihood_of_the_parallel_form(model, trained_model):
+    begin, encode = trained_model.tokenizer.begin, lambda text: trained_model.tokenizer.encode([text])[0].tolist()
     pairs = [("the cat", " sees"), ("", "the dog"), ("a b ", "c"), ("the", " cat sees")]
     scores = model.loglikelihood(requests(*pairs))
     for (context, continuation), (log_likelihood, greedy) in zip(pairs, scores, strict=True):
@@ -61,7 +61,7 @@ def test_continuations_have_the_log_likelihood_of_the_parallel_form(model, train
         count = (
             len(encode(continuation)) + len(context) - len(context.rstrip())
         )  # in bytes: trailing spaces move to the continuation
-        log_probs, likeliest = compute_log_probs(trained, ids)
+        log_probs, likeliest = compute_log_probs(trained_model, ids)
         assert log_likelihood == pytest.approx(log_probs[-count:].sum(), abs=1e-3)
         assert greedy == likeliest[-count:].all()
 
@@ -89,10 +89,10 @@ def test_a_continuation_that_merges_with_its_context_is_tokenized_separately(mod
         model.loglikelihood(requests(("the cat", "")))
 
 
-def test_a_greedy_continuation_of_the_model_is_greedy(model, trained):
-    (said,) = Generator(trained).generate(["the cat"], 5, Sampling(temperature=0.0))
-    begin = trained.tokenizer.encode(["the cat"])[0].tolist()
-    context = [trained.tokenizer.begin, *begin]
+def test_a_greedy_continuation_of_the_model_is_greedy(model, trained_model):
+    (said,) = Generator(trained_model).generate(["the cat"], 5, Sampling(temperature=0.0))
+    begin = trained_model.tokenizer.encode(["the cat"])[0].tolist()
+    context = [trained_model.tokenizer.begin, *begin]
     other = [*said.tokens[:-1], (said.tokens[-1] + 1) % 256]
     (same, different) = model._loglikelihood_tokens([(None, context, said.tokens), (None, context, other)])
     assert same[1] and not different[1]
@@ -108,21 +108,21 @@ def test_a_long_context_loses_its_beginning(model):
         model.loglikelihood(requests(("a", "b" * 33)))
 
 
-def test_full_texts_are_scored_in_consecutive_windows(model, trained):
+def test_full_texts_are_scored_in_consecutive_windows(model, trained_model):
     length = model.max_length
     actual = model.loglikelihood_rolling(requests(*((text,) for text in [*TEXTS, ""])))
     for text, log_likelihood in zip(TEXTS, actual, strict=False):
-        ids = [trained.tokenizer.begin, *trained.tokenizer.encode([text])[0].tolist()]
+        ids = [trained_model.tokenizer.begin, *trained_model.tokenizer.encode([text])[0].tolist()]
         starts = range(0, len(ids) - 1, length)
-        expected = sum(compute_log_probs(trained, ids[start : start + length + 1])[0].sum() for start in starts)
+        expected = sum(compute_log_probs(trained_model, ids[start : start + length + 1])[0].sum() for start in starts)
         assert log_likelihood == pytest.approx(expected, abs=2e-3)
     assert actual[-1] == 0.0
 
 
-def test_answers_end_before_the_strings_of_until(model, trained):
+def test_answers_end_before_the_strings_of_until(model, trained_model):
     contexts = ["the cat", "a", "the dog sees"]
     plain = model.generate_until(requests(*((x, {"max_gen_toks": 8}) for x in contexts)))
-    alone = [Generator(trained).generate([x], 8, Sampling(temperature=0.0))[0].text for x in contexts]
+    alone = [Generator(trained_model).generate([x], 8, Sampling(temperature=0.0))[0].text for x in contexts]
     assert plain == alone
     word = plain[0][5]
     cut = model.generate_until(requests(*((x, {"max_gen_toks": 8, "until": [word, "\0"]}) for x in contexts)))
@@ -150,14 +150,18 @@ def run(tmp_path_factory, usual_promotion):
 @pytest.mark.slow
 def test_bits_per_byte_equal_those_of_evaluate(run, tmp_path):
     """Evaluate also counts the end of each document; without it the scores are equal, window by window."""
-    trained = flash_lm.load(run)
+    trained_model = flash_lm.load(run)
     (ours,) = evaluate(run, "test")
-    texts = documents(load_corpus(trained.config.data), "test")
-    model, nll = HarnessModel(trained), 0.0
+    texts = documents(load_corpus(trained_model.config.data), "test")
+    model, nll = HarnessModel(trained_model), 0.0
     for text in texts:
-        ids = [trained.tokenizer.begin, *trained.tokenizer.encode([text])[0].tolist(), trained.tokenizer.end]
+        ids = [
+            trained_model.tokenizer.begin,
+            *trained_model.tokenizer.encode([text])[0].tolist(),
+            trained_model.tokenizer.end,
+        ]
         start = (len(ids) - 2) // model.max_length * model.max_length
-        nll -= compute_log_probs(trained, ids[start:])[0][-1]
+        nll -= compute_log_probs(trained_model, ids[start:])[0][-1]
     nll -= sum(model.loglikelihood_rolling(requests(*((text,) for text in texts))))
     assert ours["nll"] == pytest.approx(nll, rel=1e-5)
     assert ours["bits_per_byte"] == pytest.approx(nll / math.log(2) / sum(len(x.encode()) for x in texts), rel=1e-5)

@@ -31,7 +31,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 TEXTS = ("the cat sat", "  two  blanks\n\ttab", "naïve 猫 😀", "<|end|> is text here", "")
 
 
-def exported(folder: pathlib.Path, **keys) -> pathlib.Path:
+def export_llama(folder: pathlib.Path, **keys) -> pathlib.Path:
     trained = trained_model(folder / "run", "transformer_plus_plus", **SHAPE | keys)
     assert write(trained, folder / "llama", "mit", "llama") == []
     return folder / "llama"
@@ -43,12 +43,12 @@ def parts(folder: pathlib.Path) -> tuple[dict, dict]:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("llama"))
+    return export_llama(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.mark.parametrize("keys", [{}, {"tie_embeddings": False, "num_kv_heads": 1, "num_layers": 3}], ids=str)
 def test_an_export_is_a_llama(keys, tmp_path):
-    folder = exported(tmp_path, **keys)
+    folder = export_llama(tmp_path, **keys)
     expected = oracle.logits(*parts(folder), IDS)
     ours = flash_lm.load(tmp_path / "back") if flash_lm.import_hf(folder, tmp_path / "back") else None
     assert ours is not None
@@ -107,17 +107,17 @@ def write_foreign_model(folder: pathlib.Path, llama: pathlib.Path) -> pathlib.Pa
 
 
 @pytest.fixture(scope="module")
-def imported(llama, tmp_path_factory):
+def imported_model(llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp("foreign")
     import_model.main([f"--model={write_foreign_model(folder / 'theirs', llama)}", f"--out={folder / 'ours'}"])
     return folder
 
 
-def test_a_foreign_model_is_scored_and_continued(imported):
-    model = flash_lm.load(imported / "ours")
-    settings = json.loads((imported / "theirs" / "config.json").read_text())
+def test_a_foreign_model_is_scored_and_continued(imported_model):
+    model = flash_lm.load(imported_model / "ours")
+    settings = json.loads((imported_model / "theirs" / "config.json").read_text())
     arrays = {}
-    for path in (imported / "theirs").glob("*.safetensors"):
+    for path in (imported_model / "theirs").glob("*.safetensors"):
         arrays |= load_file(path)
     expected = oracle.logits(arrays, settings, IDS)
     np.testing.assert_allclose(model.logits(IDS), expected, atol=1e-4 * np.abs(expected).max())
@@ -130,7 +130,7 @@ def test_a_foreign_model_is_scored_and_continued(imported):
     assert isinstance(model.generate("the", 5, temperature=0), str)
 
 
-def test_special_tokens_without_an_embedding_are_left_out(imported, copied_foreign, tmp_path, caplog):
+def test_special_tokens_without_an_embedding_are_left_out(imported_model, copied_foreign, tmp_path, caplog):
     tokenizer = byte_level()
     tokenizer.add_special_tokens([f"<|{i}|>" for i in range(320 - tokenizer.get_vocab_size())] + ["<|pad|>", "<|x|>"])
     tokenizer.enable_padding(pad_id=320, pad_token="<|pad|>")
@@ -139,7 +139,7 @@ def test_special_tokens_without_an_embedding_are_left_out(imported, copied_forei
         model = flash_lm.load(flash_lm.import_hf(copied_foreign, tmp_path / "ours"))
     assert "without an embedding: <|pad|>, <|x|>" in caplog.text
     assert model.tokenizer.vocab_size == 320
-    before = flash_lm.load(imported / "ours").tokenizer
+    before = flash_lm.load(imported_model / "ours").tokenizer
     for text in TEXTS:
         assert model.tokenizer.encode([text])[0].tolist() == before.encode([text])[0].tolist()
 
@@ -164,28 +164,28 @@ def test_other_tokens_without_an_embedding_are_named(add, message, copied_foreig
 
 
 @pytest.mark.slow
-def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
+def test_a_foreign_model_is_fine_tuned_and_evaluated(imported_model, tmp_path):
     corpus = write_corpus(tmp_path)
     words = ("corpus=text", f"path={corpus}", f"cache_dir={tmp_path}")
     overrides = [f"--config.data.{word}" for word in words]
-    (line,) = evaluate(imported / "ours", "test", [16], overrides=overrides)
+    (line,) = evaluate(imported_model / "ours", "test", [16], overrides=overrides)
     assert line["own_corpus"] is False and line["bytes"] > 0
     words = [*overrides, "--config.data.length=16", "--config.data.tokens_per_batch=128", "--config.train.steps=2"]
-    config = load_config(str(imported / "ours"), [*words, f"--config.train.init_from={imported / 'ours'}"])
+    config = load_config(str(imported_model / "ours"), [*words, f"--config.train.init_from={imported_model / 'ours'}"])
     train(config, tmp_path / "child")
     parent = json.loads((tmp_path / "child" / "config.json").read_text())
-    assert parent["train"]["init_from"] == str(imported / "ours")
+    assert parent["train"]["init_from"] == str(imported_model / "ours")
     assert load_tokenizer(tmp_path / "child" / "tokenizer").kind == "hf"
 
 
 @pytest.fixture
-def copied_foreign(imported, tmp_path):
+def copied_foreign(imported_model, tmp_path):
     """The folder of a foreign model, to be changed."""
-    return pathlib.Path(shutil.copytree(imported / "theirs", tmp_path / "theirs"))
+    return pathlib.Path(shutil.copytree(imported_model / "theirs", tmp_path / "theirs"))
 
 
 @pytest.fixture
-def copied(llama, tmp_path):
+def copied_folder(llama, tmp_path):
     """The folder of a Llama, to be changed."""
     return pathlib.Path(shutil.copytree(llama, tmp_path / "copied"))
 
@@ -215,37 +215,39 @@ def copied(llama, tmp_path):
     ],
     ids=str,
 )
-def test_other_models_are_refused(change, message, copied, tmp_path):
-    settings = parts(copied)[1] | change
-    (copied / "config.json").write_text(json.dumps(settings))
+def test_other_models_are_refused(change, message, copied_folder, tmp_path):
+    settings = parts(copied_folder)[1] | change
+    (copied_folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=message):
-        flash_lm.import_hf(copied, tmp_path / "out")
+        flash_lm.import_hf(copied_folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_biases_and_missing_files_are_refused(llama, copied, tmp_path):
-    arrays = parts(copied)[0]
-    save_file(arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3, np.float32)}, copied / "model.safetensors")
+def test_biases_and_missing_files_are_refused(llama, copied_folder, tmp_path):
+    arrays = parts(copied_folder)[0]
+    save_file(
+        arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3, np.float32)}, copied_folder / "model.safetensors"
+    )
     with pytest.raises(InputError, match=r"without biases: also model.layers.0.self_attn.q_proj.bias"):
-        flash_lm.import_hf(copied, tmp_path / "out")
+        flash_lm.import_hf(copied_folder, tmp_path / "out")
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
-        (copied / name).unlink()
+        (copied_folder / name).unlink()
         with pytest.raises(InputError, match=r"cannot (be )?read"):
-            flash_lm.import_hf(copied, tmp_path / "out")
+            flash_lm.import_hf(copied_folder, tmp_path / "out")
     with pytest.raises(InputError, match="exists"):
-        flash_lm.import_hf(llama, copied)
+        flash_lm.import_hf(llama, copied_folder)
 
 
-def test_weights_that_do_not_fit_are_refused(copied, tmp_path):
-    arrays = parts(copied)[0]
-    index = copied / "model.safetensors.index.json"
+def test_weights_that_do_not_fit_are_refused(copied_folder, tmp_path):
+    arrays = parts(copied_folder)[0]
+    index = copied_folder / "model.safetensors.index.json"
     for change, message in (
         ({UP: arrays[UP][:-1]}, "mlp.up_proj.weight has different shapes"),
         ({UP: arrays[UP].astype(np.int32)}, "the weights are F32, I32"),
     ):
-        save_file(arrays | change, copied / "model.safetensors")
+        save_file(arrays | change, copied_folder / "model.safetensors")
         with pytest.raises(InputError, match=message):
-            flash_lm.import_hf(copied, tmp_path / "out")
+            flash_lm.import_hf(copied_folder, tmp_path / "out")
     for text, message in (
         ("[]", "not a JSON object"),
         ("{}", "the weights are nothing"),
@@ -258,15 +260,15 @@ def test_weights_that_do_not_fit_are_refused(copied, tmp_path):
     ):
         index.write_text(text)
         with pytest.raises(InputError, match=message):
-            flash_lm.import_hf(copied, tmp_path / "out")
+            flash_lm.import_hf(copied_folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_one_array_in_float32_keeps_all_of_them(copied, tmp_path):
-    arrays = parts(copied)[0]
+def test_one_array_in_float32_keeps_all_of_them(copied_folder, tmp_path):
+    arrays = parts(copied_folder)[0]
     halves = {name: x.astype("bfloat16") for name, x in arrays.items() if "embed" in name}
-    save_file(arrays | halves, copied / "model.safetensors")
-    model = flash_lm.load(flash_lm.import_hf(copied, tmp_path / "ours"))
+    save_file(arrays | halves, copied_folder / "model.safetensors")
+    model = flash_lm.load(flash_lm.import_hf(copied_folder, tmp_path / "ours"))
     assert model.params["layers"]["sublayer_1"]["up"]["kernel"].dtype == "float32"
     np.testing.assert_array_equal(model.params["layers"]["sublayer_1"]["up"]["kernel"][1], arrays[UP].T)
 

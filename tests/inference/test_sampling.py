@@ -33,7 +33,7 @@ def draws(sampling: Sampling, seen=(), logits=LOGITS) -> np.ndarray:
     )
 
 
-def expected(sampling: Sampling, seen=()) -> np.ndarray:
+def expected_probabilities(sampling: Sampling, seen=()) -> np.ndarray:
     """Probabilities, filter by filter."""
     logits = [float(x) for x in LOGITS]
     for i in seen:
@@ -70,7 +70,7 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_draws_have_their_probabilities(name):
     seen = (0, 5, int(LOGITS.argmax()))
-    probabilities = expected(SETTINGS[name], seen)
+    probabilities = expected_probabilities(SETTINGS[name], seen)
     counts = np.bincount(draws(SETTINGS[name], seen), minlength=V)
     assert not counts[probabilities == 0].any(), "what is filtered out never comes"
     error = np.sqrt(DRAWS * probabilities * (1 - probabilities))

@@ -48,7 +48,7 @@ assert "flash_lm" not in sys.modules
 """
 
 
-def expected(trained, row, positions):
+def expected_logits(trained, row, positions):
     """The logits after these positions of one row, from the parallel form."""
     model = trained.model.bind(trained.params)
     logits, _ = model.prefill(row[None], model.init_state(1, 32))
@@ -65,8 +65,8 @@ def test_another_process_gets_the_same_logits(family, tmp_path):
     actual = np.load(tmp_path / "logits.npy")
     shorter = np.concatenate([rows[1, :11], rows[1, 16:]])  # its second piece had three real tokens
     close = {"atol": 1e-4 * np.abs(actual).max()}
-    np.testing.assert_allclose(actual[:, 0], expected(trained, rows[0], [7, *range(15, 21)]), **close)
-    np.testing.assert_allclose(actual[:, 1], expected(trained, shorter, [7, *range(10, 16)]), **close)
+    np.testing.assert_allclose(actual[:, 0], expected_logits(trained, rows[0], [7, *range(15, 21)]), **close)
+    np.testing.assert_allclose(actual[:, 1], expected_logits(trained, shorter, [7, *range(10, 16)]), **close)
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_the_programs_of_every_family_that_decodes_match_its_model(family, tmp_p
     first, state = prefill.call(params, start.call(params), rows[:, :8], np.array([8], np.int32))
     second, _ = step.call(params, state, rows[:, 8])
     actual = np.concatenate([first, second])
-    np.testing.assert_allclose(actual, expected(trained, rows[0], [7, 8]), atol=1e-4 * np.abs(actual).max())
+    np.testing.assert_allclose(actual, expected_logits(trained, rows[0], [7, 8]), atol=1e-4 * np.abs(actual).max())
 
 
 def test_the_card_shows_how_to_call_the_programs(tmp_path):
