@@ -17,7 +17,7 @@ from flash_lm.sweeps.grid import apply_changes
 
 
 @pytest.fixture
-def added(monkeypatch):
+def added_section(monkeypatch):
     """A section of a later version, with a key that changes nothing and one whose default changes the result."""
     monkeypatch.setattr(keys.SECTIONS, "registered", dict(keys.SECTIONS))
 
@@ -35,7 +35,7 @@ def test_a_key_that_is_added_later_changes_no_hash(request):
         for changes in ({}, {"model.family": "aft_conv", "train.steps": 7})
     ]
     hashes = [run_hash(config) for config in older]
-    request.getfixturevalue("added")
+    request.getfixturevalue("added_section")
     assert [run_hash(config) for config in older] == hashes
     assert [run_hash(upgrade(config)) for config in older] == hashes
     new = get_config()
@@ -59,7 +59,7 @@ def test_a_key_that_is_renamed_later_changes_no_hash(monkeypatch):
 
 def test_a_run_from_before_a_key_keeps_its_behaviour(request):
     older = get_config().to_dict()
-    request.getfixturevalue("added")
+    request.getfixturevalue("added_section")
     assert upgrade(older)["model"]["later"] == {"size": 3, "rule": "old"}
     assert upgrade(older | {"model": older["model"] | {"later": {"size": 5}}})["model"]["later"]["rule"] == "old"
     assert get_config().model.later.rule == "new"

@@ -253,7 +253,7 @@ def test_counts_are_of_the_text(tmp_path):
 
 
 @pytest.fixture
-def downloaded(tmp_path):
+def downloaded_dataset(tmp_path):
     """A data set of the hub that an earlier run downloaded, with a config `en`."""
     cache = pathlib.Path(datasets.config.HF_DATASETS_CACHE)
     (tmp_path / "something").mkdir()
@@ -269,15 +269,15 @@ def downloaded(tmp_path):
     shutil.rmtree(cache / "someone___something")
 
 
-def test_a_downloaded_data_set_needs_no_network(tmp_path, downloaded):
-    corpus = load_corpus(data_config("", tmp_path / "cache", name=downloaded, config="en"))
+def test_a_downloaded_data_set_needs_no_network(tmp_path, downloaded_dataset):
+    corpus = load_corpus(data_config("", tmp_path / "cache", name=downloaded_dataset, config="en"))
     assert documents(corpus, "test") == ROWS[50:]
     assert sorted(documents(corpus, "train") + documents(corpus, "validation")) == sorted(ROWS[:50])
     assert corpus.name == "someone--something-en"
-    again = load_corpus(data_config("", tmp_path / "cache", name=downloaded))
+    again = load_corpus(data_config("", tmp_path / "cache", name=downloaded_dataset))
     assert again.fingerprint == corpus.fingerprint  # its only config
     with pytest.raises(InputError, match="cannot load data.name=.* for config 'de' .*'en'"):
-        load_corpus(data_config("", tmp_path / "cache", name=downloaded, config="de"))
+        load_corpus(data_config("", tmp_path / "cache", name=downloaded_dataset, config="de"))
 
 
 def test_whether_the_hub_answers(monkeypatch):

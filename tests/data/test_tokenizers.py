@@ -30,7 +30,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def trained():
+def trained_tokenizers():
     return {kind: train_sentencepiece(lines, 300) for kind, lines in KINDS.items()}
 
 
@@ -38,8 +38,8 @@ def trained():
 @given(st.text(st.characters(blacklist_categories=["Cs"])) | st.text('ab \n\t▁春雨ACGT{":,}<s>[MASK]\u3000\xa0'))
 @example(" ")
 @example(" ▁ a▁ b  \n ")
-def test_any_text_is_restored_by_a_tokenizer_of_any_corpus(trained, text):
-    for kind, tokenizer in trained.items():
+def test_any_text_is_restored_by_a_tokenizer_of_any_corpus(trained_tokenizers, text):
+    for kind, tokenizer in trained_tokenizers.items():
         ids = tokenizer.encode([text])[0].tolist()
         assert tokenizer.decode(ids) == text, kind
         assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode(), kind
