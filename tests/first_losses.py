@@ -1,4 +1,4 @@
-"""The guard of a change that moves code: first losses of every family, of hybrids and of every task, to the last digit;
+"""A guard for refactorings: first losses of each family, of hybrids and of each task, to the last digit;
 paths and shapes of parameters; hashes of configs.
 
     python tests/first_losses.py --losses=before.jsonl    # on one machine, before a change and after it: equal files
@@ -18,11 +18,11 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path.append(str(pathlib.Path(__file__).parents[1]))
-    import conftest  # noqa: F401 (the same flags of the compiler as in the tests)
+    import conftest  # noqa: F401 (the compiler flags of the tests)
 
 import jax
 from flax import nnx
-from small import ROOT, config_names, small_config, study_configs, tasks_of, write_corpus
+from small import ROOT, config_names, small_config, study_configs, text_tasks, write_corpus
 
 from flash_lm.cli.load import load_module, read_config, split_preset
 from flash_lm.config.registry import FAMILIES
@@ -42,7 +42,7 @@ _EXAMPLES = {
     "model.max_length": 64,
     "data.tokens_per_batch": 512,
 }
-# What no family alone shows.
+# Runs that a single family does not cover.
 _MORE = {
     "hybrid": {"model.pattern": ("flash", "transformer_plus_plus"), "model.num_layers": 2},
     "unrolled": {"model.family": "flash", "model.scan_layers": False, "model.remat": "full", "model.num_layers": 2},
@@ -60,15 +60,15 @@ _MORE = {
 
 
 def cells() -> dict[str, dict[str, Any]]:
-    """By name: the keys in which a run differs from `small_config`."""
-    by_family = {
-        f"{family} {task}": {"model.family": family, "task": task} for family in FAMILIES for task in tasks_of(family)
+    """The keys in which each run differs from `small_config`, by name of the run."""
+    family_cells = {
+        f"{family} {task}": {"model.family": family, "task": task} for family in FAMILIES for task in text_tasks(family)
     }
-    return by_family | _MORE
+    return family_cells | _MORE
 
 
 def first_losses(keys: Mapping[str, Any]) -> list[float]:
-    """Losses of three steps, and of the validation split after them, in nats per token."""
+    """Losses of three steps, and then of the validation split, in nats per token."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         config = small_config(write_corpus(folder / "text"), folder / "cache")
@@ -87,7 +87,7 @@ def parameters(family: str) -> dict[str, list[int]]:
 
 
 def hashes() -> dict[str, str]:
-    """The hash of the run of each config file or preset; those that take a scale have several."""
+    """The run hash of each config file or preset; files that take a scale have several."""
     names = {
         f"{file}.py{f':{preset}' if preset else ''}": (file, preset)
         for file, preset in map(split_preset, config_names())
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--losses", type=pathlib.Path, help="write only first losses, to this file")
     parser.add_argument("--families", help="families to add, separated by commas; default: everything is written again")
     arguments = parser.parse_args(argv)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")  # as `usual_promotion` does for the tests of training
+    jax.config.update("jax_numpy_dtype_promotion", "standard")  # like `usual_promotion` in the tests of training
     jax.config.update("jax_numpy_rank_promotion", "allow")
     names = arguments.families.split(",") if arguments.families else []
     known = golden_losses() if names else {}

@@ -1,4 +1,4 @@
-"""Rows from a user's module: one for each table, each with its own key."""
+"""Rows that a user's module adds: one per table, each with its key."""
 
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ class LastOptions:
 
 
 def last_tokens(tokenizer, config, options):
-    """Next tokens, of which the last ones of a row count alone."""
+    """Next-token prediction where only the last targets of a row count."""
 
     def transform(row, *numbers):
         count = int(row["loss_mask_BxL"].sum())
@@ -98,7 +98,7 @@ def last_tokens(tokenizer, config, options):
 
 
 class Backwards(Conditioning):
-    """The prompt is read from its end to its beginning, before the begin-of-text of its continuation."""
+    """The prompt is read backwards, before the begin-of-text token of its continuation."""
 
     scores_full_text = False
     scored = " after a text read backwards"
@@ -123,7 +123,7 @@ class BiasedOptions:
 
 
 class BiasedHead(NamedTuple):
-    """A softmax over words, each with a bias of its own that a penalty pulls to zero."""
+    """A softmax over words with a bias per word, which a penalty pulls to zero."""
 
     table_VxD: jax.Array
     bias_V: jax.Array

@@ -1,4 +1,4 @@
-"""A corpus and a run small enough for every test that trains."""
+"""A small corpus and a small run for the tests that train."""
 
 import contextlib
 import importlib.util
@@ -19,7 +19,7 @@ from flash_lm.configs.base import get_config
 from flash_lm.families.family import FAMILIES
 
 ROOT = pathlib.Path(__file__).parent.parent
-GENERATED = ("CLAIMS.md", "findings.md", "caption.md")  # pages that a program writes, or parts of them
+GENERATED = ("CLAIMS.md", "findings.md", "caption.md")  # pages or parts of pages that a program writes
 _WORDS = [
     "the",
     "a",
@@ -41,7 +41,7 @@ _WORDS = [
 
 
 def config_names() -> list[str]:
-    """The configs of the package: FILE, or FILE:NAME for each preset of a file that has them."""
+    """The configs of the package: FILE, or FILE:NAME for each preset of a file."""
     named = packaged_configs().items()
     return [f"{file}:{preset}" if preset else file for file, presets in named for preset in presets or [""]]
 
@@ -54,13 +54,13 @@ def study_configs() -> list[str]:
 
 def pages() -> list[pathlib.Path]:
     """README, the pages of docs/, and those of studies and benchmarks."""
-    found = [path for folder in ("studies", "benchmarks") for path in sorted((ROOT / folder).rglob("*.md"))]
-    own = [path for path in found if "results" not in path.parts and path.name not in GENERATED]
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *own]
+    paths = [path for folder in ("studies", "benchmarks") for path in sorted((ROOT / folder).rglob("*.md"))]
+    written = [path for path in paths if "results" not in path.parts and path.name not in GENERATED]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *written]
 
 
 def load_script(name: str, folder: str = "scripts") -> ModuleType:
-    """A program that is in no package, as a module."""
+    """Loads a program that is in no package as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -88,8 +88,8 @@ def write_pairs(folder: pathlib.Path, pairs: list[tuple[str, str]]) -> pathlib.P
 
 
 @contextlib.contextmanager
-def shared_as_usual(folder: pathlib.Path, mask: int = 0o027) -> Iterator[None]:
-    """Sets the umask; afterwards everything in a new folder must have the permissions that it gives."""
+def check_permissions(folder: pathlib.Path, mask: int = 0o027) -> Iterator[None]:
+    """Sets the umask; at the end, checks that all files in a new folder have its permissions."""
     before = os.umask(mask)
     try:
         yield
@@ -102,16 +102,16 @@ def shared_as_usual(folder: pathlib.Path, mask: int = 0o027) -> Iterator[None]:
 
 def documents(corpus, split: str) -> list[str]:
     """The texts of a split, each joined from its pieces."""
-    found = []
+    texts = []
     for piece in corpus.pieces(split):
         if piece.begins_document:
-            found.append("")
-        found[-1] += piece.text
-    return found
+            texts.append("")
+        texts[-1] += piece.text
+    return texts
 
 
 def small_config(path: str, cache: pathlib.Path, family: str = "transformer_plus_plus") -> ConfigDict:
-    """A model of one layer on bytes, of a family that compiles fast; eight rows a batch, one for each fake device."""
+    """A model of one layer on bytes, of a family that compiles fast; eight sequences per batch, one per fake device."""
     config = get_config()
     config.model.update(
         family=family,
@@ -123,7 +123,7 @@ def small_config(path: str, cache: pathlib.Path, family: str = "transformer_plus
         linear={"chunk_size": 8},
         max_length=32,
         init="lecun",
-        scale_init="as_init",  # gated units mix visibly from the start
+        scale_init="as_init",  # gated units have a visible effect from the start
         dropout=0.1,
     )
     config.data.update(corpus="text", path=path, tokenizer="bytes", tokens_per_batch=256, cache_dir=str(cache))
@@ -133,33 +133,33 @@ def small_config(path: str, cache: pathlib.Path, family: str = "transformer_plus
     return config
 
 
-def tasks_of(family: str) -> list[str]:
-    """The tasks of text whose objective a family has a form for."""
+def text_tasks(family: str) -> list[str]:
+    """The text tasks whose objective a family supports."""
     forms = {"causal_lm": "causal", "masked_lm": "bidirectional"}
     return [task for task, form in forms.items() if form in FAMILIES[family].serves]
 
 
-def as_overrides(config: ConfigDict) -> list[str]:
-    """The words of a command that make its config this one, but for the mesh."""
+def override_flags(config: ConfigDict) -> list[str]:
+    """The flags that turn a command's config into this one, except for the mesh."""
     values = {group: config[group].to_dict() for group in ("model", "data", "train")}
     return [f"--config.{key}={value}" for key, value in flat(values).items() if value is not None]
 
 
 def flat(values: dict, prefix: str = "") -> dict:
     """Nested keys as dotted ones."""
-    found = {}
+    dotted = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+        dotted |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return dotted
 
 
 def command(module: str, *arguments: str, devices: int = 1, **popen) -> subprocess.Popen:
-    """A command of the package in a process of its own, on so many devices."""
+    """Starts a command of the package in a separate process, with so many devices."""
     return python("-m", module, *arguments, devices=devices, **popen)
 
 
 def python(*words: str, devices: int, **popen) -> subprocess.Popen:
-    """Python with the tests' haste in compiling; of two flags the last one counts."""
+    """Starts Python with the compiler flags of the tests; of two equal flags the last one counts."""
     environment = popen.pop("env", os.environ) | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
     }
@@ -168,7 +168,7 @@ def python(*words: str, devices: int, **popen) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
-    """What it prints; it must end with this code."""
+    """Waits for a process, which must end with this exit code; returns its output and errors."""
     out, err = process.communicate(timeout=300)
     assert process.returncode == code, err
     return out, err

@@ -1,4 +1,4 @@
-"""The commands of docs/classify.md, one after the other, on a small file and with small models."""
+"""The commands of docs/classify.md, run in order on a small file and with small models."""
 
 import csv
 import json
@@ -9,12 +9,12 @@ import sys
 
 import numpy as np
 import pytest
-from small import ROOT, as_overrides, small_config
+from small import ROOT, override_flags, small_config
 
 from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.slow
-# What differs between the page's models and small ones; what the page sets itself stays.
+# Keys of the page that stay; all others are those of small models.
 KEPT = ("task", "model.family", "data.corpus", "data.path", "data.tokenizer", "data.vocab_size", "train.steps")
 
 
@@ -29,7 +29,7 @@ def test_from_a_file_to_a_classifier(tmp_path):
         for label in draw.choice(["good", "bad"], 200):
             writer.writerow((f"it is {label} and {draw.choice(['long', 'short', 'new'])}", label))
     config = small_config("corpus", tmp_path / "cache")
-    ours = [word for word in as_overrides(config) if not word.startswith(tuple(f"--config.{key}=" for key in KEPT))]
+    ours = [word for word in override_flags(config) if not word.startswith(tuple(f"--config.{key}=" for key in KEPT))]
     ours += [f"--config.train.steps={20}", "--config.data.vocab_size=320", "--config.data.length=32"]
 
     def run(line, more=()):

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from small import ROOT, as_overrides, command, finish, small_config, write_corpus
+from small import ROOT, command, finish, override_flags, small_config, write_corpus
 
 from flash_lm import evaluate, train
 from flash_lm.cli.run import run
@@ -26,8 +26,8 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def words(corpus, tmp_path):
-    """Overrides that make the quickstart as small as the other tests' run, on one device."""
-    return as_overrides(small_config(corpus, tmp_path / "cache"))
+    """Overrides that make the quickstart as small as the run of the other tests, on one device."""
+    return override_flags(small_config(corpus, tmp_path / "cache"))
 
 
 def test_train_stop_resume_evaluate_compare(words, tmp_path):
@@ -55,7 +55,7 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
     results = read_jsonl(workdir / "results.jsonl")
     assert [result["length"] for result in results] == [16, 32]
     assert results[0]["family"] == "transformer_plus_plus" and results[0]["step"] == 600
-    # A model that has learned nothing has a perplexity of 260.
+    # The perplexity of a model that has learned nothing is 260.
     assert results[1]["perplexity"] < 30
 
     script = [sys.executable, "scripts/compare.py", str(workdir), f"--out={tmp_path / 'out'}"]
@@ -68,7 +68,7 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
 
 
 def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
-    """The lines with which a command ends, after checking that it ends as bad input does."""
+    """Runs a command that must end like one with bad input; returns the lines that it prints."""
     monkeypatch.setattr(sys, "argv", ["command", *argv])
     with pytest.raises(SystemExit) as stop:
         run(main)
@@ -117,7 +117,7 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
 )
 def test_bad_input_ends_in_one_line_and_writes_nothing(words, changes, expected, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "rows.jsonl").write_text('{"text": "here"}\n' * 100)
+    (tmp_path / "rows.jsonl").write_text('{"text": "word"}\n' * 100)
     (tmp_path / "broken.txt").write_bytes(b"abc\xff" + b"def\n" * 100)
     changes = [change.replace("{tmp}", str(tmp_path)) for change in changes]
     workdir = tmp_path / "run"
@@ -127,7 +127,7 @@ def test_bad_input_ends_in_one_line_and_writes_nothing(words, changes, expected,
     assert not workdir.exists()
 
 
-def test_evaluating_what_is_not_there(tmp_path, monkeypatch, capsys):
+def test_evaluating_a_missing_run(tmp_path, monkeypatch, capsys):
     (line,) = failure(evaluate.main, [f"--workdir={tmp_path}"], monkeypatch, capsys)
     assert "holds no run: train one there" in line
     (line,) = failure(evaluate.main, [f"--workdir={tmp_path}", "--lengths=0"], monkeypatch, capsys)
@@ -150,14 +150,14 @@ def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, mon
     assert not (workdir / "results.jsonl").exists()
 
 
-def test_a_place_that_cannot_be_written_ends_in_one_line(words, tmp_path, monkeypatch, capsys):
+def test_a_path_that_cannot_be_written_is_reported_in_one_line(words, tmp_path, monkeypatch, capsys):
     (tmp_path / "run" / "lock").mkdir(parents=True)
-    places = {
+    errors = {
         "/proc/x": "/proc/x does not exist and cannot be made: choose another place",
         tmp_path / "run": "lock is a folder, where a file should be: remove it, or choose another place",
     }
-    for place, expected in places.items():
-        (line,) = failure(train.main, ["--config=configs/base.py", *words, f"--workdir={place}"], monkeypatch, capsys)
+    for path, expected in errors.items():
+        (line,) = failure(train.main, ["--config=configs/base.py", *words, f"--workdir={path}"], monkeypatch, capsys)
         assert line.endswith(expected)
 
 
@@ -170,26 +170,26 @@ def test_a_place_that_cannot_be_written_ends_in_one_line(words, tmp_path, monkey
         (errno.EIO, "x/results.jsonl: Input/output error: check the disk"),
     ],
 )
-def test_what_a_disk_refuses_is_one_line(number, expected, monkeypatch, capsys):
+def test_a_disk_error_is_reported_in_one_line(number, expected, monkeypatch, capsys):
     def main(argv):
         raise OSError(number, os.strerror(number), "x/results.jsonl")
 
     assert failure(main, [], monkeypatch, capsys) == [f"error: {expected}"]
 
 
-def test_training_takes_no_checkpoint_for_a_folder(tmp_path, monkeypatch, capsys):
+def test_training_refuses_a_checkpoint_as_folder(tmp_path, monkeypatch, capsys):
     (line,) = failure(train.main, ["--config=configs/tiny.py", f"--workdir={tmp_path}/x@best"], monkeypatch, capsys)
     assert f"use --config.train.branch_from={tmp_path}/x@best" in line and not list(tmp_path.iterdir())
 
 
-def test_the_papers_config_without_a_network_names_the_corpus_that_needs_none(tmp_path, monkeypatch, capsys):
+def test_the_config_of_the_paper_without_a_network_names_an_offline_corpus(tmp_path, monkeypatch, capsys):
     workdir = tmp_path / "run"
     (line,) = failure(train.main, ["--config=configs/flash_base.py", f"--workdir={workdir}"], monkeypatch, capsys)
     assert "--config.data.corpus=stdlib" in line and not workdir.exists()
 
 
-def printing(text: str, **environment: str) -> subprocess.Popen:
-    """A command that prints a text, as all commands do: by way of `run`."""
+def start_printing(text: str, **environment: str) -> subprocess.Popen:
+    """A command that prints a text through `run`, like all commands."""
     program = f"from flash_lm.cli.run import run; run(lambda words: print({text}))"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=os.environ | environment, **pipes)
@@ -199,14 +199,14 @@ def printing(text: str, **environment: str) -> subprocess.Popen:
     ("encoding", "shown"),
     [("ascii", b"a caf?, ?\n"), ("latin-1", b"a caf\xe9, ?\n"), ("utf-8", "a café, 猫\n".encode())],
 )
-def test_a_terminal_gets_what_it_can_show(encoding, shown):
-    out, err = printing("'a café, 猫'", PYTHONIOENCODING=encoding).communicate(timeout=60)
+def test_a_terminal_gets_characters_that_it_can_show(encoding, shown):
+    out, err = start_printing("'a café, 猫'", PYTHONIOENCODING=encoding).communicate(timeout=60)
     assert (out, err) == (shown, b"")
 
 
 @pytest.mark.parametrize("text", ["'猫' * 10**6", "'in the buffer until the end'"])
 def test_a_reader_that_stops_early_ends_a_command_quietly(text):
-    process = printing(text)
+    process = start_printing(text)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(timeout=60) == 141
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from small import as_overrides, command, finish, small_config, write_corpus
+from small import command, finish, override_flags, small_config, write_corpus
 
 from flash_lm.cli.compile_cache import FOLDER
 from flash_lm.runs.jsonl import read_jsonl
@@ -17,20 +17,20 @@ from flash_lm.training.metrics import TIMES
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """A command that trains a new run in this home; gives the lines of its metrics, and what it says."""
+    """A command that trains a new run with this home; returns the lines of its metrics, and its output."""
     folder = tmp_path_factory.mktemp("corpus")
-    words = as_overrides(small_config(write_corpus(folder / "text"), folder / "tokens"))
+    words = override_flags(small_config(write_corpus(folder / "text"), folder / "tokens"))
     words += ["--config=base", "--config.train.steps=4"]
     runs = iter(range(100))
 
-    def trained(home, *more: str, **environment: str):
+    def run_command(home, *more: str, **environment: str):
         workdir = home / f"run_{next(runs)}"
         child = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
         child |= {"HOME": str(home), "JAX_EXPLAIN_CACHE_MISSES": "1"} | environment
         out, err = finish(command("flash_lm.train", *words, f"--workdir={workdir}", *more, env=child))
         return read_jsonl(workdir / "metrics.jsonl"), out + err
 
-    return trained
+    return run_command
 
 
 def numbers(lines):
@@ -43,7 +43,7 @@ def entries(folder):
 
 @pytest.mark.slow
 def test_a_second_run_compiles_nothing_and_has_the_same_numbers(train, tmp_path):
-    # Which programs are worth keeping would depend on what else the machine does.
+    # Which programs are worth keeping would otherwise depend on the load of the machine.
     train = functools.partial(train, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
     first, said = train(tmp_path)
     assert "CACHE MISS for 'jit_step'" in said
@@ -53,8 +53,8 @@ def test_a_second_run_compiles_nothing_and_has_the_same_numbers(train, tmp_path)
     assert "CACHE MISS for 'jit_step'" not in said and entries(tmp_path) == kept
     assert numbers(second) == numbers(first)
 
-    for path, whole in kept.items():  # as a disk that was full, or a process that was killed, may leave it
-        path.write_bytes(whole[: len(whole) // 2])
+    for path, content in kept.items():  # as after a full disk or a killed process
+        path.write_bytes(content[: len(content) // 2])
     third, _ = train(tmp_path)
     assert numbers(third) == numbers(first)
 
@@ -65,7 +65,7 @@ def test_a_second_run_compiles_nothing_and_has_the_same_numbers(train, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_users_own_folder_stays(train, tmp_path):
+def test_a_folder_that_the_user_has_set_stays(train, tmp_path):
     train(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine"), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
     assert entries(tmp_path / "mine") and entries(tmp_path) == entries(tmp_path / "mine")
 
@@ -78,7 +78,7 @@ def test_a_home_that_cannot_be_written_is_reported(train, tmp_path):
 
 @pytest.mark.slow
 def test_the_first_step_is_logged_once(train, tmp_path):
-    """From the start of the process on, so that imports are in it."""
+    """It is measured from the start of the process, and includes imports."""
     begun = time.monotonic()
     lines, said = train(tmp_path)
     took = time.monotonic() - begun
@@ -87,8 +87,8 @@ def test_the_first_step_is_logged_once(train, tmp_path):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names its features")
-def test_the_processors_features_are_in_the_key():
-    """Or a folder on a shared disk would bring code that another processor cannot run."""
+def test_the_features_of_the_processor_are_in_the_key():
+    """Otherwise a folder on a shared disk could hold code that another processor cannot run."""
     program = """
 import jax, numpy
 from jax._src import cache_key

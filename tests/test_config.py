@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 from oracles import families
 from oracles.sizes import parameters
-from small import config_names, study_configs, tasks_of
+from small import config_names, study_configs, text_tasks
 
 from flash_lm.cli.load import config_name, load_config, load_module, packaged_configs, read_config, split_preset
 from flash_lm.cli.types import mesh_shapes, parse_integers
@@ -26,7 +26,7 @@ from flash_lm.training.train_state import ModelFunction
 pytestmark = pytest.mark.every_family
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Of those in folders, ablations and studies start from a config, and tables have no config of their own.
+# In folders: ablations and studies start from a config, and tables are not configs.
 CONFIGS = [
     *(name for name in config_names() if "/" not in name),
     *(name for name in study_configs() if name.startswith(("studies/recall", "studies/lra"))),
@@ -68,16 +68,16 @@ def test_an_override_takes_the_type_of_its_key(word, group, key, value):
 
 @pytest.mark.parametrize("key", ["model.norm", "model.mlp_dim", "model.rotary", "data.path", "train.warmup_steps"])
 def test_an_override_sets_an_open_key_back_to_open(key):
-    """Also in the config of a run, which does not say what may stand there."""
+    """Also in the config of a run, which does not record the type of an open key."""
     values = {"model.norm": "rms", "model.mlp_dim": "8", "model.rotary": "true"}
-    there = f"--config.{key}={values.get(key, '7')}"
+    flag = f"--config.{key}={values.get(key, '7')}"
     group, name = key.split(".")
     for config in (get_config(), ConfigDict(get_config().to_dict())):
-        apply_overrides(config, [there])
+        apply_overrides(config, [flag])
         assert config[group][name] is not None
         apply_overrides(config, [f"--config.{key}="])
         assert config[group][name] is None
-        apply_overrides(config, [there])
+        apply_overrides(config, [flag])
         parse(config)
     with pytest.raises(InputError, match=r"model.num_layers= must be of type int"):
         apply_overrides(get_config(), ["--config.model.num_layers="])
@@ -92,11 +92,11 @@ def test_lists_of_a_command_take_commas_or_blanks():
     assert parse_integers("512 1024") == parse_integers("512,1024") == [512, 1024]
     grids = [grid_runs(get_config(), [f"model.chunks.size=64{sign}128", "mesh.shape=(1,1,8)"])[0] for sign in ", "]
     assert grids[0] == grids[1] and len(grids[0]) == 2
-    here = get_config()
-    here.data.corpus, here.mesh.shape = "text", (1, 1, 8)
-    assert list(grid_runs(here, ["data.path=/my dir/a.txt,b.txt"])[0]) == ["path=_my dir_a.txt", "path=b.txt"]
+    config = get_config()
+    config.data.corpus, config.mesh.shape = "text", (1, 1, 8)
+    assert list(grid_runs(config, ["data.path=/my dir/a.txt,b.txt"])[0]) == ["path=_my dir_a.txt", "path=b.txt"]
     with pytest.raises(InputError, match="model.norm=rms,: an empty value"):
-        grid_runs(here, ["model.norm=rms,"])
+        grid_runs(config, ["model.norm=rms,"])
 
 
 def test_all_bad_overrides_are_reported_at_once():
@@ -176,7 +176,7 @@ def test_all_impossible_values_are_reported_at_once():
         ("train", {"decay_steps": 9, "schedule": "constant"}, "of linear, cosine, sqrt, not constant"),
     ],
 )
-def test_keys_that_do_not_go_together(group, values, expected):
+def test_keys_that_exclude_each_other(group, values, expected):
     config = get_config()
     config[group].update_from_flattened_dict(values)
     if expected is None:
@@ -186,7 +186,7 @@ def test_keys_that_do_not_go_together(group, values, expected):
         parse(config)
 
 
-def test_a_masked_model_is_bidirectional_and_divides_by_the_rows_length():
+def test_a_masked_model_is_bidirectional_and_divides_by_the_sequence_length():
     config = get_config()
     config.task, config.data.length = "masked_lm", 256
     parsed = parse(config)
@@ -249,7 +249,7 @@ def test_widths_that_a_family_cannot_split(values, expected):
 
 
 @pytest.mark.parametrize("key", ["z_loss", "label_smoothing"])
-def test_a_term_of_the_softmax_is_refused_elsewhere(key):
+def test_a_term_of_the_softmax_needs_a_softmax(key):
     config = apply_changes(get_config(), {"model.vocab_size": 256, f"train.{key}": 1e-4})
     parse(config)
     with pytest.raises(InputError, match=f"train.{key} is of model.head=softmax, not logistics: set it to 0"):
@@ -259,14 +259,14 @@ def test_a_term_of_the_softmax_is_refused_elsewhere(key):
 def test_the_papers_configs_are_of_one_size():
     names = packaged_configs()["base_110m"]
     configs = {name: load_config(f"base_110m:{name}", []) for name in names}
-    # A family of a plugin is a key of another one.
+    # A plugin's family is a key of another one.
     for family in FAMILIES.keys() - set(names):
-        keys = {"model.family": family, "task": tasks_of(family)[0]}
+        keys = {"model.family": family, "task": text_tasks(family)[0]}
         configs[family] = load_config("flash_base", [f"--config.{key}={value}" for key, value in keys.items()])
     assert [name for name in names if name not in FAMILIES and not name.endswith("_hybrid")] == ["deltanet"]
     counts = {}
-    for name, whole in configs.items():
-        config = whole.model
+    for name, full in configs.items():
+        config = full.model
         config.vocab_size = 32000
         model = ModelFunction(complete(parse_model(config)), seed=0)
         settings = families.complete(config.to_dict() | {"causal": True})
@@ -278,8 +278,8 @@ def test_the_papers_configs_are_of_one_size():
     assert all(abs(count / 110e6 - 1) < 0.03 for count in counts.values())
 
 
-def test_todays_families_are_of_one_size_at_the_published_shapes():
-    """340M without the embeddings and the head of the larger vocabularies: 300M and 65M here."""
+def test_recent_families_are_of_one_size_at_the_published_shapes():
+    """340M without the embeddings and the head of the larger vocabularies: here 300M and 65M."""
     counts = {}
     for name in packaged_configs()["base_340m"]:
         model = load_config(f"base_340m:{name}", []).model
@@ -323,14 +323,14 @@ MAY_TAKE_ONE = TAKES_A_NAME.replace("(name)", "(name='gla')")
 )
 @pytest.mark.parametrize("file", ["presets.py", "x:y.py", "2:1/presets.py"])
 def test_a_name_behind_a_colon_chooses_a_preset(text, name, seed, file, tmp_path):
-    """What exists with a colon in its own name is a file."""
+    """A file with a colon in its name is a file."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(text)
     assert load_config(f"{tmp_path / file}{name}", []).seed == seed
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "told"),
+    ("text", "name", "message"),
     [
         (PRESETS + TAKES_A_NAME, ":mamba", "{file} has no preset mamba: did you mean {file}:mamba2?"),
         (PRESETS + TAKES_A_NAME, ":xyz", "{file} has no preset xyz: give one of mamba2, gla"),
@@ -355,16 +355,16 @@ def test_a_name_behind_a_colon_chooses_a_preset(text, name, seed, file, tmp_path
         (TAKES_A_NAME, ":gla", "{file} has no presets, that is PRESETS and get_config(name): leave :gla out"),
     ],
 )
-def test_a_name_that_a_config_does_not_have_is_told_in_a_line(text, name, told, tmp_path):
+def test_an_unknown_preset_is_reported_in_one_line(text, name, message, tmp_path):
     file = tmp_path / "presets.py"
     file.write_text(text)
     with pytest.raises(InputError) as error:
         load_config(f"{file}{name}", [])
-    assert str(error.value) == told.format(file=file)
+    assert str(error.value) == message.format(file=file)
 
 
 def test_a_preset_of_the_package():
-    """Also by the name that its file had."""
+    """Also by the former name of its file."""
     assert load_config("base_110m:mamba2", []).model.family == "mamba2"
     assert load_config(str(ROOT / "configs" / "base_340m.py:gla"), []).model.num_heads == 4
     assert config_name("configs/base_110m.py:mamba2") == "base_110m_mamba2" and config_name("a/b.py") == "b"
@@ -374,13 +374,13 @@ def test_a_preset_of_the_package():
 
 
 @pytest.mark.parametrize("name", [*packaged_configs()])
-def test_a_docstring_names_configs_that_are_there(name):
+def test_a_docstring_names_existing_configs(name):
     for path in re.findall(r"--config=([\w/:]+(?:\.py(?::\w+)?)?)", load_module(name).__doc__ or ""):
         read_config(str(ROOT / path) if path.startswith(("configs/", "studies/")) else path)
 
 
 def test_the_page_of_keys_is_current(tmp_path):
-    """Written by the script into another file: each key of the schema, and what the page in docs/ says."""
+    """The script writes it into another file: each key of the schema, and the page in docs/."""
     words = [sys.executable, "docs/tools/write_keys.py", f"--out={tmp_path / 'keys.md'}"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -415,8 +415,8 @@ def test_regexes_on_the_command_line(text, expected):
         ((1, 1, -1), 4096, 1, 1),
     ],
 )
-def test_an_open_batch_is_the_least_that_the_devices_share(shape, length, accumulate, rows):
-    """At least 2048 tokens; there are eight devices here."""
+def test_an_open_batch_is_the_smallest_that_the_devices_share(shape, length, accumulate, rows):
+    """At least 2048 tokens, on eight devices."""
     config = quickstart.get_config()
     config.mesh.shape, config.train.accumulate, config.data.length, config.model.max_length = (
         shape,
@@ -428,8 +428,8 @@ def test_an_open_batch_is_the_least_that_the_devices_share(shape, length, accumu
     assert (data.batch_size, data.tokens_per_batch) == (rows, rows * length)
 
 
-def test_a_set_of_more_text_than_a_run_reads_is_streamed():
-    """Else all of it would be downloaded and tokenised first."""
+def test_a_data_set_larger_than_a_run_is_streamed():
+    """Otherwise all of it would be downloaded and tokenized first."""
     large = ("cerebras/SlimPajama-627B", "allenai/c4")
     names = [name for name in CONFIGS if name.startswith("base_340m:") or name.endswith("_c4")]
     assert len(names) > 5

@@ -20,7 +20,7 @@ def test_quoted_code_is_in_its_file():
         assert code in (ROOT / path).read_text(encoding="utf-8"), f"quote the code of {path} as it is now"
 
 
-def test_files_that_the_pages_name_are_there():
+def test_files_that_the_pages_name_exist():
     text = PAGE + "".join(path.read_text(encoding="utf-8") for path in TEMPLATES)
     linked = {path.split("#")[0] for path in re.findall(r"\]\(([^)]+)\)", PAGE)}
     named = re.findall(r"\b(?:tests|flash_lm|scripts|docs|studies|benchmarks|notebooks)/[\w./]*\w", text)
@@ -43,13 +43,13 @@ def test_targets_that_the_pages_name():
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
 def test_make_alone_lists_all_targets(tmp_path):
-    """One line each, and nothing else happens."""
+    """One line per target, and nothing else happens."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     command = ["make", "--no-print-directory"]  # make may run these tests itself
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
     (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-    assert [line.split()[1] for line in told] == re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)
-    assert {line.split()[1] for line in told} == set(phony.split())
+    assert [line.split()[1] for line in output] == re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE)
+    assert {line.split()[1] for line in output} == set(phony.split())
     assert list(tmp_path.iterdir()) == [tmp_path / "Makefile"]
 
 

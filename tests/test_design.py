@@ -1,4 +1,4 @@
-"""The table of rooms in docs/design.md: it is the import contract, and names all that the package has."""
+"""The table of packages in docs/design.md equals the import contract, and lists all packages."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ PACKAGE = ROOT / "flash_lm"
 
 
 def rows() -> list[set[str]]:
-    """The rooms of each row of the table."""
+    """The packages of each row of the table."""
     text = (ROOT / "docs" / "design.md").read_text().partition("## Rooms")[2].partition("\n## ")[0]
     cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     return [set(re.findall(r"`(\w+)/?`", cell)) for cell in cells]

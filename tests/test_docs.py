@@ -1,4 +1,4 @@
-"""README and docs/: links lead somewhere, commands parse, Python compiles and runs, and each family has its section."""
+"""README and docs/: links resolve, commands parse, Python compiles and runs, and each family has its section."""
 
 import argparse
 import importlib
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 PAGES = [*pages(), *sorted((ROOT / "docs" / "families").glob("*.md"))]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
-IN_A_CELL = re.compile(r"`((?:[A-Z_]+=\S+ )*python [^`…]+ --[^`…]+)`")  # what has no flags is not a whole command
+IN_A_CELL = re.compile(r"`((?:[A-Z_]+=\S+ )*python [^`…]+ --[^`…]+)`")  # a command without flags is not complete
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# A block of Python runs unless it names what no clone has, such as a run, or adds a row, which other tests would see.
+# A block of Python runs unless it names something that a clone lacks, such as a run, or adds a row to a table.
 NOT_HERE = ("runs/", "register_family", "127.0.0.1")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MISSING = "--config.plugins=sigmoid_window"
@@ -27,7 +27,7 @@ TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULT
 
 
 class Parsed(Exception):  # noqa: N818 (no error)
-    """Stops a script when it has read its flags."""
+    """Stops a script after it has parsed its flags."""
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
@@ -35,10 +35,10 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """All command lines, whole, without those of other programs."""
-    found = {}
-    beside_results = [*(ROOT / "studies").glob("*/results/README.md"), ROOT / "benchmarks" / "README.md"]
-    in_tables = "\n".join(command for page in beside_results for command in IN_A_CELL.findall(page.read_text()))
+    """All complete command lines, without those of other programs."""
+    command_lines = {}
+    result_pages = [*(ROOT / "studies").glob("*/results/README.md"), ROOT / "benchmarks" / "README.md"]
+    in_tables = "\n".join(command for page in result_pages for command in IN_A_CELL.findall(page.read_text()))
     for page in PAGES:
         for block in [*blocks(page, "sh"), *([in_tables] if page == PAGES[0] else [])]:
             for line in re.split(r"\n| && ", block.replace("\\\n", " ")):
@@ -49,12 +49,12 @@ def commands() -> list[str]:
                 if "|" in words:
                     words = words[words.index("|") + 1 :]
                 if words:
-                    found[shlex.join(words)] = None
-    return list(found)
+                    command_lines[shlex.join(words)] = None
+    return list(command_lines)
 
 
 def check_config(config: str | None, overrides: list[str]) -> None:
-    """Keys and values are those of a config; that of a run or of a reader's own module is not here."""
+    """Checks keys and values against a config, unless it is that of a run or of a reader's module."""
     assert all(word.startswith("--config.") for word in overrides), overrides
     if MISSING not in overrides and (config is None or (ROOT / config).exists() or "/" not in config):
         load_config(config or "quickstart", overrides)
@@ -77,17 +77,17 @@ def check_program(program, words: list[str], monkeypatch) -> None:
     others: list[str] = []
     real = argparse.ArgumentParser.parse_known_args
 
-    def known(parser, argv=None, namespace=None):
+    def parse_known(parser, argv=None, namespace=None):
         others[:] = real(parser, argv, namespace)[1]
         raise Parsed
 
-    def parse(parser, argv=None, namespace=None):
+    def parse_all(parser, argv=None, namespace=None):
         others[:] = real(parser, argv, namespace)[1]
         assert not others, others
         raise Parsed
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", known)
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_all)
     with pytest.raises(Parsed):
         program.main(words)
     monkeypatch.undo()
@@ -117,8 +117,8 @@ def test_a_command_parses(command, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_links_lead_somewhere(page):
-    """Pages that Sphinx shows in another place have the same links as here."""
+def test_links_resolve(page):
+    """Pages that Sphinx shows at another path have the same links as in the repository."""
     text = BLOCK.sub("", page.read_text())
     targets = re.findall(r"\]\((?!\w+:)([^)#\s]+)", text) + re.findall(r"\{repository-file\} (\S+)", text)
     assert not [target for target in targets if not (page.parent / target).exists()]
@@ -127,25 +127,25 @@ def test_links_lead_somewhere(page):
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """Of a page's headings, as viewers of Markdown make them."""
+    """Anchors of a page's headings, as Markdown viewers make them."""
     headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_links_lead_to_a_heading(page):
-    """Where the file lies, as on the site, whose build checks the same."""
+def test_anchors_of_links_exist(page):
+    """In the repository, as on the site, whose build checks the same."""
     links = re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", BLOCK.sub("", page.read_text()))
     assert not [(file, name) for file, name in links if name not in anchors(page.parent / file if file else page)]
 
 
-# The code of layers.md has tests of its own in tests/layers/test_mixer.py; they and this one are in `make test-all`.
+# tests/layers/test_mixer.py tests the code of layers.md; it and this test are in `make test-all`.
 RUN = [pytest.param(page, marks=pytest.mark.slow if page.name == "layers.md" else ()) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", RUN, ids=IDS)
 def test_python_compiles_and_runs(page):
-    names = {"__name__": page.stem}  # a block may use what the ones before it have made
+    names = {"__name__": page.stem}  # a block may use names of earlier blocks
     for block in blocks(page, "python"):
         code = compile(block, str(page), "exec")
         if not any(name in block for name in NOT_HERE):
@@ -153,7 +153,7 @@ def test_python_compiles_and_runs(page):
 
 
 def test_the_example_of_an_attention_is_the_file_that_is_tested():
-    """By tests/test_plugins.py."""
+    """tests/test_plugins.py tests it."""
     (block,) = blocks(ROOT / "docs" / "extend.md", "python")
     assert block == (ROOT / "tests" / "sigmoid_window.py").read_text()
 

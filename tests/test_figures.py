@@ -1,8 +1,8 @@
-"""Figures that README and the pages write out, against the files of results that they link.
+"""Numbers in README and the pages, against the linked files of results.
 
-The pages say beside each figure how it is computed (`figures.py`); the ratios of a claim, such as 0.925
+The pages have a note at each number on how it is computed (`figures.py`); the ratios of a claim, such as 0.925
 (0.914–0.941), are those of studies/claims/CLAIMS.md. Tables that the site builds from the files cannot differ from
-them, and what studies/findings.py writes into README is tested beside it.
+them. studies/findings.py writes numbers into README, which are tested next to it.
 """
 
 import json
@@ -20,13 +20,13 @@ RATIOS = {f"{name} / {base}": f"{ratio})" for name, ratio, base in FOUND.findall
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_figures_of_a_page_are_those_of_its_files(name):
-    """Each rounded as it is written; none is without a note."""
+def test_the_numbers_of_a_page_equal_those_of_its_files(name):
+    """Each is rounded as it is written; none is without a note."""
     check_page(PAGES[name], RATIOS, str(pathlib.PurePosixPath(name).parent))
 
 
-def test_the_notes_are_of_figures_that_a_reader_sees():
-    """Without them nothing of a page is left to check, and with them its figures are as many as there are."""
+def test_the_notes_are_at_visible_numbers():
+    """Without the notes no number of a page is left to check; with them the counts of numbers and notes are equal."""
     page, folder = PAGES["studies/claims/README.md"], "studies/claims"
     counts = check_page(page, RATIOS, folder)
     assert counts["ratio"] == len(RATIO.findall(page)) > 0
@@ -34,20 +34,20 @@ def test_the_notes_are_of_figures_that_a_reader_sees():
         check_page(re.sub("<!--.*?-->", "", page), RATIOS, folder)
 
 
-def test_the_first_run_in_readme_is_what_was_printed():
+def test_the_first_run_in_readme_equals_its_output():
     """Its lines are those of the file, in their order; … stands for lines left out."""
     (block,) = re.findall(r"^```text\n(\$ .*?)^```$", PAGES["README.md"], re.MULTILINE | re.DOTALL)
     folder = ROOT / "studies" / "quickstart" / "results" / "first_run"
     printed = iter((folder / "output.txt").read_text().splitlines())
     for line in block.splitlines():
-        beginning = line.removesuffix("…")  # of a command
-        assert not beginning or any(whole.startswith(beginning) for whole in printed), line
+        beginning = line.removesuffix("…")  # of a line
+        assert not beginning or any(printed_line.startswith(beginning) for printed_line in printed), line
     (score,) = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
     assert not score["dirty"] and not score["trained_dirty"]
 
 
 def test_the_verdicts():
-    """The counts in README are those of the page of claims."""
+    """The counts in README equal those of the page of claims."""
     counts = re.search(r"Of (\d+) claims: (.*?)\. Written", CLAIMS)
     text = " ".join(PAGES["README.md"].split())
     assert counts and f"Of {counts[1]} claims" in text
@@ -57,7 +57,7 @@ def test_the_verdicts():
 
 @pytest.fixture
 def file(tmp_path, monkeypatch) -> str:
-    """Lines of two models in two lengths, and of one without a length."""
+    """Lines of two models at two lengths, and one without a length."""
     lines = [
         {"family": "a", "length": 8, "ms": 4.0, "ok": True},
         {"family": "a", "length": 16, "ms": 6.0, "ok": True},
@@ -106,7 +106,7 @@ def test_a_statement_holds_or_does_not(file, note, true):
 
 
 @pytest.mark.parametrize(
-    ("note", "told"),
+    ("note", "message"),
     [
         ("ms(family=a", "cannot be read: ms"),
         ("__import__('os').system('ls')", "cannot be read"),
@@ -121,13 +121,13 @@ def test_a_statement_holds_or_does_not(file, note, true):
         ("ms(family=a) / ms(family='b*')", "no line in common"),
     ],
 )
-def test_a_note_that_cannot_be_read_is_refused(file, note, told):
-    with pytest.raises(FigureError, match=told):
+def test_a_note_that_cannot_be_read_is_refused(file, note, message):
+    with pytest.raises(FigureError, match=message):
         list(results(note, file))
 
 
 @pytest.mark.parametrize(
-    ("page", "told"),
+    ("page", "message"),
     [
         ("[4.0 ms](x.jsonl) in all", "4.0 ms.* has no note"),
         ("[4.0 ms](../x.jsonl) <!-- figure: ms(family=a, length=8) -->", "no note"),
@@ -141,6 +141,6 @@ def test_a_note_that_cannot_be_read_is_refused(file, note, told):
         ("0.925 (0.914–0.941)<!-- ratio: a / b -->", "should stand behind 0.924"),
     ],
 )
-def test_a_page_with_another_figure_or_none_is_refused(file, page, told):
-    with pytest.raises(FigureError, match=told):
+def test_a_page_with_another_figure_or_none_is_refused(file, page, message):
+    with pytest.raises(FigureError, match=message):
         check_page(page, {"a / b": "0.924 (0.914–0.941)"})

@@ -1,4 +1,4 @@
-"""First losses, paths of parameters and hashes of configs are those of the golden files; see `first_losses.py`."""
+"""First losses, parameter paths and config hashes equal those of the golden files; see `first_losses.py`."""
 
 import json
 
@@ -10,7 +10,7 @@ from flash_lm.config.registry import FAMILIES
 LOSSES = golden_losses()
 SHAPES = json.loads(PARAMETERS.read_text())
 WRITE = "if the change is meant, write the golden files as tests/first_losses.py says, and say so in CHANGELOG.md"
-QUICK = {"flash causal_lm", "seq2seq"}  # the others compile a whole step each: in `make test-all`
+QUICK = {"flash causal_lm", "seq2seq"}  # the others, in `make test-all`, compile one step each
 
 
 def test_each_run_has_golden_losses():
@@ -31,5 +31,5 @@ def test_paths_and_shapes_of_parameters(name):
 
 
 def test_hashes_of_configs():
-    """A run whose hash has changed is not found by what resumes a study."""
+    """A run whose hash has changed is not recognized when a study resumes."""
     assert hashes() == json.loads(HASHES.read_text()), WRITE

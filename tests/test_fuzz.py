@@ -1,4 +1,4 @@
-"""Any config and any words end in a run or in a list of errors: exit code 2, never a traceback."""
+"""Any config and any flags end in a run or in a list of errors: exit code 2, never a traceback."""
 
 import dataclasses
 import sys
@@ -45,7 +45,7 @@ OVERRIDES = st.lists(
 
 
 def check(words: list[str], config: str) -> bool:
-    """Whether they are good; what is wrong must be told in whole lines."""
+    """Whether the flags are valid; otherwise the errors must be complete lines."""
     try:
         parsed = complete_config(parse(load_config(config, words)))
         make_mesh(parsed.mesh)
@@ -79,13 +79,13 @@ def test_thousands_of_them():
         seen.append(check(words, config))
 
     each()
-    # Most are bad, and some are good.
+    # Most are invalid, and some are valid.
     assert len(seen) >= 5000 and 50 < sum(seen) < 4500, (len(seen), sum(seen))
 
 
 @pytest.mark.parametrize("main", [train.main, evaluate.main, generate.main], ids=["train", "evaluate", "generate"])
 def test_a_command_ends_with_code_2_or_is_good(main, tmp_path, monkeypatch, capsys):
-    """Of training nothing is run but what comes before the corpus; the others have no run to read."""
+    """Training runs only up to the corpus; the other commands have no run to read."""
 
     class GoodError(Exception):
         pass

@@ -1,4 +1,4 @@
-"""A command has its arrays on huge pages, unless the user has set glibc's allocator."""
+"""Commands use huge pages for their arrays, unless the user has configured glibc's allocator."""
 
 import os
 import pathlib
@@ -23,8 +23,8 @@ run(main)
 """
 
 
-def told(path: pathlib.Path, **environment: str) -> list[str]:
-    """What the program prints, as a file with arguments; its process has the id that it was started with."""
+def run_program(path: pathlib.Path, **environment: str) -> list[str]:
+    """The output of the program, run from a file with arguments; its process keeps the id of its start."""
     path.write_text(PROGRAM)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("GLIBC_TUNABLES", "MALLOC_", "FLASH_LM_"))}
     process = subprocess.Popen([sys.executable, path, "a b", "--c"], env=clean | environment, stdout=subprocess.PIPE)
@@ -39,17 +39,17 @@ def told(path: pathlib.Path, **environment: str) -> list[str]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other settings")
 @pytest.mark.skipif(not THP.is_file() or "[madvise]" not in THP.read_text(), reason="the system decides on huge pages")
 def test_arrays_lie_on_huge_pages(tmp_path):
-    tunables, of_user, _, kilobytes, _ = told(tmp_path / "program.py")
+    tunables, user_tunables, _, kilobytes, _ = run_program(tmp_path / "program.py")
     assert tunables == "glibc.malloc.hugetlb=1"
-    assert of_user == "None"
+    assert user_tunables == "None"
     assert int(kilobytes) > 200_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_users_own_settings_stay(tmp_path):
-    tunables, of_user, *_ = told(tmp_path / "a.py", GLIBC_TUNABLES="glibc.malloc.mmap_threshold=1000000")
-    assert tunables == of_user == "glibc.malloc.mmap_threshold=1000000"
-    tunables, *_ = told(tmp_path / "b.py", MALLOC_ARENA_MAX="1")
+def test_settings_of_the_user_stay(tmp_path):
+    tunables, user_tunables, *_ = run_program(tmp_path / "a.py", GLIBC_TUNABLES="glibc.malloc.mmap_threshold=1000000")
+    assert tunables == user_tunables == "glibc.malloc.mmap_threshold=1000000"
+    tunables, *_ = run_program(tmp_path / "b.py", MALLOC_ARENA_MAX="1")
     assert tunables == "None"
 
 
@@ -60,7 +60,7 @@ def test_a_users_own_settings_stay(tmp_path):
     [
         ("sys.settrace(lambda *_: None)", "a debugger (sys.settrace)"),
         ("import cProfile; cProfile.Profile().enable()", "cProfile" if hasattr(sys, "monitoring") else "a profiler"),
-        ("import pdb", "pdb"),  # as under python -m pdb, also when it is to go on
+        ("import pdb", "pdb"),  # like python -m pdb, also if it continues
         ("sys.modules['debugpy'] = sys", "debugpy"),
     ],
 )

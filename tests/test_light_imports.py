@@ -1,4 +1,4 @@
-"""A command prints its flags, and errors in them, before it imports anything slow or restarts itself."""
+"""A command prints its help and errors in its flags before it imports anything slow or restarts."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from flash_lm.inference.export import FORMATS
 
 SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
 SLOW += ("transformers", "huggingface_hub", "matplotlib", "tensorboardX", "fastapi", "uvicorn")
-# Runs a module as python -m does; at its end it tells what has been imported, and whether there was a second start.
+# Runs a module like python -m; at the end it prints which slow modules were imported, and whether it restarted.
 PROGRAM = """
 import os, runpy, sys
 name, slow, *words = sys.argv[1:]
@@ -29,7 +29,7 @@ finally:
 """
 
 
-def told(module: str, *words: str) -> tuple[int, str, str]:
+def run_module(module: str, *words: str) -> tuple[int, str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("GLIBC_TUNABLES", "MALLOC_", "FLASH_LM_"))}
     argv = [sys.executable, "-c", PROGRAM, module, ",".join(SLOW), *words]
     done = subprocess.run(argv, cwd=ROOT, env=clean, capture_output=True, text=True)
@@ -40,14 +40,14 @@ def told(module: str, *words: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_imports_nothing_slow(name):
-    code, out, err = told(f"flash_lm.{name}", "--help")
+    code, out, err = run_module(f"flash_lm.{name}", "--help")
     assert (code, err) == (0, "") and out.startswith(f"usage: python -m flash_lm.{name} ")
-    assert told("flash_lm", name, "--help") == (code, out, err)
+    assert run_module("flash_lm", name, "--help") == (code, out, err)
 
 
 @pytest.mark.parametrize("name", ["train", "sweep"])
 def test_help_lists_the_configs_and_their_presets(name):
-    out = " ".join(told(f"flash_lm.{name}", "--help")[1].split())
+    out = " ".join(run_module(f"flash_lm.{name}", "--help")[1].split())
     files = out.partition(" configs: ")[2].partition(" presets")[0]
     assert "ablations/attention_function, " in files and " quickstart, " in files and "base_110m" not in files
     named = out.partition("presets, as --config=base_110m:NAME: NAME is one of ")[2].partition(" presets")[0]
@@ -57,11 +57,11 @@ def test_help_lists_the_configs_and_their_presets(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_missing_flags_import_nothing_slow(name):
-    code, out, err = told(f"flash_lm.{name}")
+    code, out, err = run_module(f"flash_lm.{name}")
     assert (code, out) == (2, "") and err.splitlines()[-1].startswith(f"python -m flash_lm.{name}: error: ")
 
 
-def test_the_package_imports_what_is_asked_for():
+def test_the_package_imports_on_demand():
     program = "import sys, flash_lm; before = 'jax' in sys.modules; flash_lm.build_model; print(before, dir(flash_lm))"
     out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert out.startswith("False ") and "'register_family'" in out
@@ -78,7 +78,7 @@ def test_the_package_imports_what_is_asked_for():
         ),
     ],
 )
-def test_whatever_is_imported_first_all_rows_are_there(first):
+def test_all_rows_exist_whatever_is_imported_first(first):
     program = f"""
 import {first}
 from flash_lm.config.keys import SECTIONS, key, section
@@ -94,7 +94,7 @@ print(list(TASKS), "flash" in FAMILIES, "model.chunks" in SECTIONS)
     assert out == "['causal_lm', 'masked_lm', 'prefix_lm', 'seq2seq', 'classify'] True True\n"
 
 
-def test_a_row_that_is_not_there():
+def test_a_missing_row():
     assert TASKS.get("masked") is None and "masked" not in TASKS
     with pytest.raises(InputError, match="task=masked must be one of causal_lm, masked_lm"):
         TASKS["masked"]

@@ -1,4 +1,4 @@
-"""The notebooks from their first cell to their last, with small settings in place of their own."""
+"""The notebooks from their first cell to their last, with small settings."""
 
 import ast
 import importlib.util
@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from small import as_overrides, load_script, small_config, write_corpus
+from small import load_script, override_flags, small_config, write_corpus
 
 from flash_lm.cli.load import load_config
 from flash_lm.config import keys
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 def settings(tmp_path: pathlib.Path) -> dict:
-    """Of the cells that are tagged as parameters."""
+    """Settings for the cells that are tagged as parameters."""
     corpus = write_corpus(tmp_path / "corpus")
     config = small_config(corpus, tmp_path / "cache")
-    own = [f"--config.{key}=" for key in ("model.family", "data.corpus", "data.path", "train.steps")]
-    overrides = [word for word in as_overrides(config) if not word.startswith(tuple(own))]
+    replaced = [f"--config.{key}=" for key in ("model.family", "data.corpus", "data.path", "train.steps")]
+    overrides = [word for word in override_flags(config) if not word.startswith(tuple(replaced))]
     data = ["--config.data.corpus=text", f"--config.data.path={corpus}"]
     return {
         "quality_against_step_time": {
@@ -47,7 +47,7 @@ def settings(tmp_path: pathlib.Path) -> dict:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setitem(FAMILIES, "focused", FAMILIES["flash"])  # so that they are gone again at the end
+    monkeypatch.setitem(FAMILIES, "focused", FAMILIES["flash"])  # removed again at the end
     monkeypatch.setattr(keys.SECTIONS, "registered", dict(keys.SECTIONS))
     out = tmp_path / "runs"
     load_script("run_notebook", "docs/tools").execute(path, settings(tmp_path)[path.stem] | {"OUT": str(out)})
@@ -68,11 +68,11 @@ def test_the_first_cells(path):
 
 
 def test_the_badge_and_the_installation(monkeypatch, tmp_path):
-    """Once there is an address; written again, with none, the notebook is as before."""
+    """If the repository has an address; written again without one, the notebook is as before."""
     script, path = load_script("write_notebooks", "docs/tools"), NOTEBOOKS[0]
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    found = script.with_shared_cells(script.with_shared_cells(notebook, path.name, ADDRESS), path.name, ADDRESS)
-    title, badge, install = ("".join(cell["source"]) for cell in found["cells"][:3])
+    addressed = script.with_shared_cells(script.with_shared_cells(notebook, path.name, ADDRESS), path.name, ADDRESS)
+    title, badge, install = ("".join(cell["source"]) for cell in addressed["cells"][:3])
     assert title.startswith("# ") and f"/github/someone/something/blob/main/notebooks/{path.name})" in badge
     commands = []
     monkeypatch.setattr(subprocess, "run", lambda words, check: commands.append(words))
@@ -87,13 +87,13 @@ def test_the_badge_and_the_installation(monkeypatch, tmp_path):
     root = str(tmp_path / "flash_lm_repository")
     assert clone[:2] == ["git", "clone"] and clone[-2:] == [ADDRESS, root]
     assert pip[1:4] == ["-m", "pip", "install"] and pip[-1] == f"{root}[plot]" and sys.path[-1] == root
-    assert len(script.with_shared_cells(found, path.name, "")["cells"]) == len(found["cells"]) - 1
+    assert len(script.with_shared_cells(addressed, path.name, "")["cells"]) == len(addressed["cells"]) - 1
 
 
 def test_the_installation_without_an_address(monkeypatch, tmp_path):
     script, path = load_script("write_notebooks", "docs/tools"), NOTEBOOKS[0]
-    found = script.with_shared_cells(json.loads(path.read_text(encoding="utf-8")), path.name, "")
-    install = "".join(found["cells"][1]["source"])
+    addressed = script.with_shared_cells(json.loads(path.read_text(encoding="utf-8")), path.name, "")
+    install = "".join(addressed["cells"][1]["source"])
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(ROOT)
     exec(install, {})
@@ -108,8 +108,8 @@ def test_the_installation_without_an_address(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_a_notebook_imports_and_loads_is_there(path, monkeypatch):
-    """Quickly: `test_notebook` runs it."""
+def test_imports_and_files_of_a_notebook_exist(path, monkeypatch):
+    """A quick check; `test_notebook` runs the notebook."""
     monkeypatch.chdir(ROOT)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
@@ -130,7 +130,7 @@ def test_an_address_that_colab_cannot_open(address, tmp_path, monkeypatch):
 
 
 def test_a_notebook_runs_as_a_command(tmp_path):
-    """With settings of its own, and its pictures copied."""
+    """With other settings, and its pictures copied."""
     out, notebook = tmp_path / "out", tmp_path / "small.ipynb"
     setting = {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": ["OUT = '.'\n", "STEPS = 3"]}
     drawing = "import pathlib\npathlib.Path(OUT).mkdir()\npathlib.Path(OUT, f'{STEPS + 1}.png').write_text('x')"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from small import as_overrides, command, finish, small_config, write_corpus, write_pairs
+from small import command, finish, override_flags, small_config, write_corpus, write_pairs
 
 import flash_lm
 from flash_lm import evaluate, export, generate, serve
@@ -47,8 +47,8 @@ HERE = pathlib.Path(__file__).parent
 
 
 @pytest.fixture
-def undone():
-    """The tables are what they were before."""
+def restore_tables():
+    """Restores the tables after a test."""
     tables = [(table, dict(table)) for table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS, keys.SECTIONS)]
     yield
     for table, before in tables:
@@ -59,15 +59,15 @@ def undone():
 
 
 @pytest.fixture
-def sigmoid_window(undone, monkeypatch):
+def sigmoid_window(restore_tables, monkeypatch):
     """The module that docs/extend.md shows."""
     monkeypatch.syspath_prepend(str(HERE))
     import_plugins(["sigmoid_window"])
     return sys.modules["sigmoid_window"]
 
 
-def test_the_attention_of_the_page_is_what_it_says(sigmoid_window):
-    """A loop in float64 over two documents and padding, causal and bidirectional."""
+def test_the_attention_of_the_page_matches_its_equation(sigmoid_window):
+    """Against a loop in float64, over two documents and padding, causal and bidirectional."""
     draw, reach = np.random.default_rng(0), 3
     q, k, v = (draw.normal(size=(1, 2, 9, width)) for width in (4, 4, 5))
     ids = np.array([1, 1, 1, 1, 1, 2, 2, 2, 0])
@@ -76,13 +76,13 @@ def test_the_attention_of_the_page_is_what_it_says(sigmoid_window):
         context = Context(
             positions_BxL=jnp.zeros((1, 9), jnp.int32), segments=find_segments(jnp.asarray(ids[None])), causal=causal
         )
-        found = core({"attention": Pair(*(jnp.asarray(x, jnp.float32) for x in (q, k)))}, jnp.asarray(v), context)
+        actual = core({"attention": Pair(*(jnp.asarray(x, jnp.float32) for x in (q, k)))}, jnp.asarray(v), context)
         expected = np.zeros_like(v)
         for h, i, j in itertools.product(range(2), range(9), range(9)):
             if ids[i] == ids[j] > 0 and abs(i - j) < reach and (j <= i or not causal):
                 weight = 1 / (1 + reach * np.exp(-q[0, h, i] @ k[0, h, j] / 2))
                 expected[0, h, i] += weight * v[0, h, j]
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("usual_promotion")
@@ -101,7 +101,7 @@ def test_train_takes_the_attention_of_the_page(sigmoid_window, tmp_path):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
-    """Trained by the command with rows of all four tables that only a module of the user's knows."""
+    """A run, trained by the command, with rows of all four tables that only a user's module defines."""
     folder = tmp_path_factory.mktemp("plugins")
     config = small_config("", folder / "cache")
     config.train.update(steps=4, eval_every=0, checkpoint_every=0)
@@ -113,10 +113,10 @@ def run(tmp_path_factory) -> pathlib.Path:
     mine += ["--config.task=last_tokens", "--config.model.biased.pull=0.5", "--config.train.log_every=1"]
     mine += ["--config.data.last.tokens=3"]
     environment = os.environ | {"PYTHONPATH": str(HERE)}
-    train = ["flash_lm.train", *words, *as_overrides(config), *mine]
+    train = ["flash_lm.train", *words, *override_flags(config), *mine]
     _, err = finish(command(*train, env=environment))
-    told = next(line for line in err.splitlines() if line.startswith("family powers does not read "))
-    assert "model.gau.heads" in told and "powers.power" not in told and "linear.chunk_size" not in told
+    message = next(line for line in err.splitlines() if line.startswith("family powers does not read "))
+    assert "model.gau.heads" in message and "powers.power" not in message and "linear.chunk_size" not in message
     out, _ = finish(command(*train, env=environment))  # the same command resumes the run
     assert "all 4 steps are done" in out
     return folder / "run"
@@ -126,7 +126,7 @@ def run(tmp_path_factory) -> pathlib.Path:
 def test_a_run_knows_its_plugins(run):
     values = json.loads((run / "config.json").read_text())
     assert values["plugins"] == ["outside"] and values["model"]["powers"] == {"power": 3}
-    assert values["model"]["head"] is None and values["model"]["biased"] == {"pull": 0.5}  # the task's own
+    assert values["model"]["head"] is None and values["model"]["biased"] == {"pull": 0.5}  # the head of the task
     first, *_, last = (line for line in read_jsonl(run / "metrics.jsonl") if line["split"] == "train")
     assert last["bias"] < first["bias"] and last["bias"] > 1
     assert values["train"]["signs"] == {"share": 0.25} and values["data"]["counting"] == {"lines": 30}
@@ -135,18 +135,18 @@ def test_a_run_knows_its_plugins(run):
     finish(command("flash_lm.evaluate", *named, env=environment))
     (line,) = read_jsonl(run / "results.jsonl")
     assert (line["task"], line["corpus"], line["family"]) == ("last_tokens", "counting", "powers")
-    assert "word_perplexity" not in line  # which is of all tokens
-    rows = 30 * 2 * 11 // 32  # two documents of at least eleven bytes a line, each a token
+    assert "word_perplexity" not in line  # it would need all tokens
+    rows = 30 * 2 * 11 // 32  # two documents, at least eleven bytes per line, one token each
     assert 3 * rows < line["tokens"] <= 3 * (rows + 4)
     generate = ["flash_lm.generate", *named, "--prompt=the", "--max_tokens=3"]
     finish(command(*generate, env=environment))
-    _, err = finish(command(*generate), code=2)  # another directory, without it
+    _, err = finish(command(*generate), code=2)  # another directory, without the module
     assert err.count("\n") == 1 and "plugins=outside: there is no module outside: install it" in err
 
 
 @pytest.mark.usefixtures("usual_promotion")
-def test_a_way_of_being_given_that_no_file_of_the_package_knows(undone, monkeypatch, tmp_path, capsys):
-    """The rows of training, evaluate, generate and translate agree on it."""
+def test_a_conditioning_that_only_a_plugin_defines(restore_tables, monkeypatch, tmp_path, capsys):
+    """Training rows, evaluate, generate and translate use it in the same way."""
     monkeypatch.syspath_prepend(str(HERE))
     import_plugins(["outside"])
     texts = [("abc", "c ba"), ("bd", "d b"), ("cad", "da c"), ("db", "b d")]
@@ -163,11 +163,11 @@ def test_a_way_of_being_given_that_no_file_of_the_package_knows(undone, monkeypa
     generator, end = Generator(trained), trained.tokenizer.end
     prompts = [trained.encode_prompt(first) for first, _ in texts]
     seconds = [np.append(trained.encode(second)[1:], end).astype(np.int32) for _, second in texts]
-    found = generator.engine.score(prompts, seconds)
-    assert -sum(one.log_probs.sum() for one in found) == pytest.approx(line["nll"], rel=1e-5)
+    scores = generator.engine.score(prompts, seconds)
+    assert -sum(one.log_probs.sum() for one in scores) == pytest.approx(line["nll"], rel=1e-5)
     forward = Engine(trained.decode_params, trained.mesh, end=end, allowed_V=trained.text_ids())
-    as_usual = forward.score(prompts, seconds)
-    assert all(abs(a.log_probs - b.log_probs).max() > 1e-6 for a, b in zip(found, as_usual, strict=True))
+    usual_scores = forward.score(prompts, seconds)
+    assert all(abs(a.log_probs - b.log_probs).max() > 1e-6 for a, b in zip(scores, usual_scores, strict=True))
     best = [one.text for (one,) in generator.search([first for first, _ in texts], 5, BeamSearch(1))]
     answers = translate(trained, load_splits(trained.config.data), "test", BeamSearch(1), max_tokens=5)
     assert [one.answer for one in answers] == best
@@ -190,7 +190,7 @@ def test_a_task_takes_names_or_objects():
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch) -> pathlib.Path:
-    """A run from somebody else whose config names a module beside it, as Python finds it from the parent folder."""
+    """A run from somebody else; its config names a module next to it, which Python could import from the parent."""
     folder = tmp_path / "others" / "evil"
     folder.mkdir(parents=True)
     config = get_config()
@@ -223,15 +223,17 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_loading_runs_no_code_that_was_not_named(evil, door):
-    """Neither of the folder nor of an installed module."""
-    told = "asks for plugins=others.evil.payload,this, and loading runs no code that you have not named: .* --plugins="
-    with pytest.raises(InputError, match=told):
+def test_loading_runs_only_code_that_was_named(evil, door):
+    """Neither code of the folder nor of an installed module."""
+    message = (
+        "asks for plugins=others.evil.payload,this, and loading runs no code that you have not named: .* --plugins="
+    )
+    with pytest.raises(InputError, match=message):
         DOORS[door](evil)
     assert not pathlib.Path("ran").exists() and not {"others", "this"} & sys.modules.keys()
 
 
-def test_what_was_named_is_imported(undone, monkeypatch, tmp_path):
+def test_named_modules_are_imported(restore_tables, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(HERE))
     config = get_config()
     config.plugins = ("outside",)
@@ -244,7 +246,7 @@ def test_what_was_named_is_imported(undone, monkeypatch, tmp_path):
     assert RunFolder(tmp_path).config.plugins == ("outside",) and "powers" in FAMILIES
 
 
-def test_what_is_no_name_of_a_module_is_not_suggested(tmp_path):
+def test_only_module_names_are_suggested(tmp_path):
     config = get_config()
     config.plugins = ("a; rm -r b",)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
@@ -252,7 +254,7 @@ def test_what_is_no_name_of_a_module_is_not_suggested(tmp_path):
         _ = RunFolder(tmp_path).config
 
 
-def test_a_change_of_a_run_names_no_plugin(tmp_path):
+def test_a_change_of_a_run_cannot_name_a_plugin(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(get_config().to_dict()))
     (tmp_path / "changes.jsonl").write_text('{"plugins": ["outside"]}\n')
     with pytest.raises(InputError, match="changes.jsonl is damaged"):
@@ -267,7 +269,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_commands_and_studies_find_modules_in_the_working_directory(tmp_path, kind):
-    """Both import the module, and end at what is wrong in the config."""
+    """Both import the module, and end at an error in the config."""
     (tmp_path / "of_this_folder.py").write_text("print('imported', flush=True)\n")
     (tmp_path / "mine.py").write_text(
         "from studies.recall.configs import mqar_as_measured as its\n"
@@ -284,7 +286,7 @@ def test_commands_and_studies_find_modules_in_the_working_directory(tmp_path, ki
     assert "there is no module" not in done.stderr and "train.clip=-1" in done.stderr.splitlines()[-1]
 
 
-def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
+def test_a_config_from_before_the_import_gets_the_new_keys(restore_tables, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from flash_lm.configs import base\n\ndef get_config():\n    config = base.get_config()\n"
         "    config.plugins = ('outside',)\n    config.model.family = 'powers'\n    return config\n"
@@ -297,7 +299,7 @@ def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
@@ -309,10 +311,10 @@ def test_a_config_from_before_the_import_gets_the_new_keys(undone, tmp_path):
         ),
     ],
 )
-def test_a_module_that_fails_is_reported(tmp_path, monkeypatch, source, told):
+def test_a_module_that_fails_is_reported(tmp_path, monkeypatch, source, message):
     (tmp_path / "a_broken_one.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         import_plugins(["a_broken_one"])
 
 
@@ -324,7 +326,7 @@ def test_a_missing_module_is_one_line(name):
         parse(config)
 
 
-def test_plugins_are_names(undone):
+def test_plugins_are_names(restore_tables):
     config = get_config()
     config.plugins = (1,)
     with pytest.raises(InputError, match="plugins=.* must be a tuple of names of modules"):
@@ -332,7 +334,7 @@ def test_plugins_are_names(undone):
 
 
 @pytest.mark.parametrize(
-    ("name", "body", "told"),
+    ("name", "body", "message"),
     [
         ("model.rotary", {}, "section model.rotary: this is already a key"),
         ("model.sections", {}, "this is already a key"),
@@ -342,12 +344,12 @@ def test_plugins_are_names(undone):
         ("model.mine", {"__annotations__": {"reach": int}, "reach": 3}, r"declare reach with key\(default, unit"),
     ],
 )
-def test_an_impossible_section_is_refused(undone, name, body, told):
-    with pytest.raises(InputError, match=told):
+def test_an_invalid_section_is_refused(restore_tables, name, body, message):
+    with pytest.raises(InputError, match=message):
         keys.section(name)(type("Mine", (), body))
 
 
-def test_a_section_made_from_another_is_one_of_its_own(undone):
+def test_a_subclass_of_a_section_is_a_separate_section(restore_tables):
     @keys.section("model.mine")
     class Mine(GAUOptions):
         reach: int = keys.key(3, "tokens")
@@ -360,13 +362,13 @@ def test_a_section_made_from_another_is_one_of_its_own(undone):
 
 
 @pytest.mark.parametrize("text", ["outside", "('outside',)", '("outside",)', "'outside'"])
-def test_the_flag_names_modules_as_a_tuple_or_alone(undone, monkeypatch, text):
+def test_the_flag_names_modules_as_a_tuple_or_alone(restore_tables, monkeypatch, text):
     monkeypatch.syspath_prepend(str(HERE))
     config = load_config("quickstart", [f"--config.plugins={text}", "--config.model.family=powers"])
     assert config.plugins == ("outside",) and parse(config).model.family == "powers"
 
 
-def test_keys_of_another_task_or_optimizer_are_reported(undone, monkeypatch, caplog):
+def test_keys_of_another_task_or_optimizer_are_reported(restore_tables, monkeypatch, caplog):
     monkeypatch.syspath_prepend(str(HERE))
     with caplog.at_level("INFO", "flash_lm"):
         load_config("quickstart", ["--config.plugins=outside", "--config.train.signs.share=0.1"])
@@ -382,8 +384,8 @@ def test_keys_of_another_task_or_optimizer_are_reported(undone, monkeypatch, cap
         ("studies", "run python -m flash_lm.… in the root of the repository"),
     ],
 )
-def test_a_config_that_imports_what_is_not_installed_gets_advice(tmp_path, monkeypatch, module, advice):
-    monkeypatch.setitem(sys.modules, module, None)  # as it is outside of a checkout
+def test_a_config_that_imports_a_missing_package_gets_advice(tmp_path, monkeypatch, module, advice):
+    monkeypatch.setitem(sys.modules, module, None)  # as outside of a checkout
     (tmp_path / "mine.py").write_text(f"from {module} import base\nget_config = base.get_config\n")
     with pytest.raises(InputError, match=f"imports {module}, .*: {advice}"):
         load_config(str(tmp_path / "mine.py"), [])

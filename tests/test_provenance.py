@@ -1,4 +1,4 @@
-"""What a result line says of its origin."""
+"""The provenance of a result line."""
 
 import subprocess
 

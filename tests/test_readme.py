@@ -1,4 +1,4 @@
-"""Each file of results that README and the pages quote is there, and each result has the command that made it."""
+"""Each quoted file of results exists, and each result has the command that made it."""
 
 import itertools
 import pathlib
@@ -12,27 +12,27 @@ ROW = re.compile(r"^\| (`[\w./]+`(?:, `[\w./]+`)*|all else) \| (.*) \|$", re.MUL
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_each_quoted_file_is_there(page):
+def test_each_quoted_file_exists(page):
     text = page.read_text()
     quoted = set(re.findall(r"(?<![\w./-])((?:studies|benchmarks)/[\w./]+)", text))
-    for path in (path for path in quoted if "/NAME" not in path):  # a file that a reader adds
+    for path in (path for path in quoted if "/NAME" not in path):  # NAME stands for a file of the reader
         assert list(ROOT.glob(path.rstrip("./") + "*")), path
 
 
 @pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.parent.name)
 def test_each_result_has_a_command(folder):
-    """In README.md beside the results of a study; benchmarks/test_readme.py has the benchmarks."""
+    """In README.md next to the results of a study; benchmarks/test_readme.py has the benchmarks."""
     named = [name for names, _ in ROW.findall((folder / "README.md").read_text()) for name in names.split(", ")]
     files = {path.name for path in folder.iterdir()} - {"README.md"}
-    told = {name.strip("`").split("/")[0] for name in named}
-    assert told - {"all else"} <= files, "a row for what is not there"
-    assert "all else" in told or files <= told, files - told
+    documented = {name.strip("`").split("/")[0] for name in named}
+    assert documented - {"all else"} <= files, "a row without its files"
+    assert "all else" in documented or files <= documented, files - documented
 
 
-def test_a_command_beside_a_file_makes_that_file():
-    """Each row's --out is what the row is of, or lies in it, or is a folder of runs."""
-    of = lambda folder: [(folder, *row) for row in ROW.findall((folder / "README.md").read_text())]
-    rows = [*itertools.chain(*(of(folder) for folder in RESULTS))]
+def test_the_command_of_a_file_makes_that_file():
+    """The --out of each row is the path of the row, lies in it, or is a folder of runs."""
+    read_rows = lambda folder: [(folder, *row) for row in ROW.findall((folder / "README.md").read_text())]
+    rows = [*itertools.chain(*(read_rows(folder) for folder in RESULTS))]
     assert len(rows) > 20
     for folder, names, command in rows:
         outs = [pathlib.Path(out) for out in re.findall(r"--out=(?!runs\b)([\w./]+)", command)]

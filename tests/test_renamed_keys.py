@@ -1,4 +1,4 @@
-"""Keys that are added or renamed later: older runs load and keep their hash; other names of keys are answered."""
+"""Keys that are added or renamed: older runs load and keep their hash; former and foreign key names get a hint."""
 
 import json
 
@@ -17,8 +17,8 @@ from flash_lm.sweeps.grid import apply_changes
 
 
 @pytest.fixture
-def added(monkeypatch):
-    """A later version's section, with a key that changes nothing and one whose default does."""
+def added_section(monkeypatch):
+    """A section of a later version, with a key that changes nothing and one whose default changes the result."""
     monkeypatch.setattr(keys.SECTIONS, "registered", dict(keys.SECTIONS))
 
     @section("model.later")
@@ -30,19 +30,22 @@ def added(monkeypatch):
 
 
 def test_a_key_that_is_added_later_changes_no_hash(request):
-    older = [apply_changes(get_config(), own).to_dict() for own in ({}, {"model.family": "aft_conv", "train.steps": 7})]
+    older = [
+        apply_changes(get_config(), changes).to_dict()
+        for changes in ({}, {"model.family": "aft_conv", "train.steps": 7})
+    ]
     hashes = [run_hash(config) for config in older]
-    request.getfixturevalue("added")
+    request.getfixturevalue("added_section")
     assert [run_hash(config) for config in older] == hashes
     assert [run_hash(upgrade(config)) for config in older] == hashes
     new = get_config()
-    assert run_hash(new.to_dict()) != hashes[0]  # it does something new, and says so
+    assert run_hash(new.to_dict()) != hashes[0]  # its new behaviour has a new hash
     assert run_hash(apply_changes(new, {"model.later.rule": "old"}).to_dict()) == hashes[0]
     assert run_hash(apply_changes(new, {"model.later.rule": "old", "model.later.size": 4}).to_dict()) != hashes[0]
 
 
 def test_a_key_that_is_renamed_later_changes_no_hash(monkeypatch):
-    """Of a run that has its former name, at the default or not; and of one former key that is two today."""
+    """For a run with the former name, at the default or not, and for one former key that is now two."""
     today = ("model.chunks.size", "model.linear.chunk_size")
     monkeypatch.setitem(RENAMED, "model.chunk_size", today)
     for size in (None, 32):
@@ -54,25 +57,25 @@ def test_a_key_that_is_renamed_later_changes_no_hash(monkeypatch):
         assert identifying_keys(former) == ({"model.chunk_size": size} if size else {})
 
 
-def test_a_run_from_before_a_key_does_what_it_did(request):
+def test_a_run_from_before_a_key_keeps_its_behaviour(request):
     older = get_config().to_dict()
-    request.getfixturevalue("added")
+    request.getfixturevalue("added_section")
     assert upgrade(older)["model"]["later"] == {"size": 3, "rule": "old"}
     assert upgrade(older | {"model": older["model"] | {"later": {"size": 5}}})["model"]["later"]["rule"] == "old"
     assert get_config().model.later.rule == "new"
 
 
-def test_what_is_said_is_kept_and_what_is_missing_is_as_by_default():
-    whole = get_config().to_dict()
-    less = {name: dict(value) if isinstance(value, dict) else value for name, value in whole.items()}
+def test_set_keys_are_kept_and_missing_keys_get_their_default():
+    full = get_config().to_dict()
+    less = {name: dict(value) if isinstance(value, dict) else value for name, value in full.items()}
     for name in ("name", "streaming", "masking"):
         del less["data"][name]
     del less["model"]["gau"], less["mesh"]["rules"]
     less["train"]["clip"] = 0.25
-    assert upgrade(less) == whole | {"train": whole["train"] | {"clip": 0.25}}
-    assert upgrade(whole) == whole
-    for damaged in ({name: x for name, x in whole.items() if name != "mesh"}, whole | {"mesh": {}}):
-        assert upgrade(damaged) == damaged  # no key was added there: what reads it says what is missing
+    assert upgrade(less) == full | {"train": full["train"] | {"clip": 0.25}}
+    assert upgrade(full) == full
+    for damaged in ({name: x for name, x in full.items() if name != "mesh"}, full | {"mesh": {}}):
+        assert upgrade(damaged) == damaged  # no key was added: the reader reports what is missing
 
 
 def test_every_key_that_differs_from_its_default_identifies_a_run():
@@ -84,7 +87,7 @@ def test_every_key_that_differs_from_its_default_identifies_a_run():
     assert identifying_keys({"of.a.plugin": 1}) == {"of.a.plugin": 1}
 
 
-def test_a_former_name_is_answered_and_runs_with_it_load(monkeypatch, tmp_path):
+def test_a_former_name_gets_a_hint_and_runs_with_it_load(monkeypatch, tmp_path):
     monkeypatch.setitem(RENAMED, "model.chunk_size", ("model.chunks.size", "model.linear.chunk_size"))
     with pytest.raises(InputError, match="chunk_size is now model.chunks.size and model.linear.chunk_size: docs"):
         load_config("quickstart", ["--config.model.chunk_size=8"])
@@ -114,6 +117,6 @@ def test_former_and_foreign_names_lead_to_keys():
         ("batch_size", "data.tokens_per_batch"),
     ],
 )
-def test_a_foreign_name_is_answered_with_ours(name, ours):
+def test_a_foreign_name_gets_a_hint_with_ours(name, ours):
     with pytest.raises(InputError, match=rf"unknown key {name}: did you mean {ours}\?"):
         load_config("quickstart", [f"--config.{name}=8"])

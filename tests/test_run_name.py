@@ -33,13 +33,13 @@ def test_another_word_after_the_at_sign_is_refused(word):
         run_name(word)
 
 
-def test_a_folder_with_an_at_sign_in_its_name_is_that_folder(tmp_path):
+def test_a_folder_name_may_contain_an_at_sign(tmp_path):
     (tmp_path / "x@best").mkdir()
     assert run_name(tmp_path / "x@best") == (tmp_path / "x@best", "newest", False)
     assert run_name(f"{tmp_path}/x@best@7") == (tmp_path / "x@best", 7, False)
 
 
 @pytest.mark.parametrize("word", ["gs://bucket/x", "gs://bucket/x@best", "s3://b", pathlib.Path("gs://bucket/x")])
-def test_an_address_is_no_folder(word):
+def test_a_url_is_no_folder(word):
     with pytest.raises(InputError, match=r"^(gs|s3):/.*:// is not supported: mount it as a folder"):
         run_name(word)

@@ -1,4 +1,4 @@
-"""The programs of scripts/, as a user starts them."""
+"""The programs of scripts/, run like a user runs them."""
 
 import subprocess
 
@@ -24,10 +24,10 @@ def test_attention_maps_of_a_run(tmp_path, capsys):
 
 
 def test_perplexity_by_position(tmp_path, capsys):
-    """A column for each span, both figures in its cell; a curve for each run."""
+    """One column per span, with both values in each cell; one curve per run."""
     script, file = load_script("plot_positions"), tmp_path / "positions.jsonl"
     names = ("from", "to", "tokens", "perplexity", "perplexity_alone")
-    first, second = (dict(zip(names, found, strict=True)) for found in ((0, 256, 9, 200, 200), (256, 512, 9, 150, 190)))
+    first, second = (dict(zip(names, line, strict=True)) for line in ((0, 256, 9, 200, 200), (256, 512, 9, 150, 190)))
     lines = [
         {"run": "a", "family": "flash", "by_position": [first, second]},
         {"run": "b", "family": "aft_conv", "by_position": [first]},
@@ -50,5 +50,5 @@ SHELL = [path for folder in ("scripts", "benchmarks") for path in sorted((ROOT /
 
 
 @pytest.mark.parametrize("path", SHELL, ids=lambda path: path.name)
-def test_shell_scripts_can_be_read(path):
+def test_shell_scripts_parse(path):
     subprocess.run(["bash", "-n", path], check=True)

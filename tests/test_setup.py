@@ -1,4 +1,4 @@
-"""`make setup`: a wrong Python or device is one line; an environment that was begun before is made anew."""
+"""`make setup`: a wrong Python or device is reported in one line; an environment of another Python is made again."""
 
 import subprocess
 import sys
@@ -42,8 +42,8 @@ def test_a_device_has_its_packages(setup, device):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_an_environment_of_another_python_is_made_anew(tmp_path, same):
-    """Packages of pip for one Python are not those of another; what a user has installed with this one stays."""
+def test_an_environment_of_another_python_is_made_again(tmp_path, same):
+    """Packages for one Python do not work with another; with the same Python, the user's packages stay."""
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").write_text("#!/bin/sh\necho Python " + ("3.12.1" if same else "3.10.13"))
     python = tmp_path / "python"

@@ -1,4 +1,4 @@
-"""The site's own Sphinx extensions: tables of results, docstrings, links."""
+"""The Sphinx extensions of the site: tables of results, docstrings, links."""
 
 import sys
 
@@ -31,10 +31,10 @@ def test_a_table_has_one_row_per_line_or_one_column_per_value():
     columns = {"family": "`{family}`", "*": "{ms:.0f}", "MB": "{bytes/1e6:.0f}"}
     across = results.table(LINES, columns, "length")
     assert across == [["family", "512", "1,024", "MB"], ["`a`", "1234", "2000", "2"], ["`b`", "", "10", ""]]
-    assert results.table(LINES[::-1], columns, "length")[0] == across[0]  # numbers ascend, however rows are sorted
+    assert results.table(LINES[::-1], columns, "length")[0] == across[0]  # numbers ascend in any order of the lines
 
 
-def test_columns_of_words_stand_on_the_left():
+def test_columns_of_words_are_aligned_left():
     sides = {
         form: results._is_text(form, LINES) for form in ("`{family}`", "{ms:.0f}", "{family} of {length}", "{none}", "")
     }
@@ -47,7 +47,7 @@ def test_lines_are_chosen_by_their_values():
         results.read("studies/families/results/causal/results.jsonl", "family=flush")
 
 
-def test_links_are_those_of_the_site():
+def test_links_become_those_of_the_site():
     assert repository.site_link("docs/keys.md", "..") == "keys.md"
     assert repository.site_link("CLAIMS.md", "../studies/claims") == "claims.md"
     assert repository.site_link("../studies/seq2seq/README.md") == "prefixes.md"
@@ -60,7 +60,7 @@ def test_links_are_those_of_the_site():
     )
 
 
-def test_links_of_a_family_are_those_of_the_page_that_includes_it():
+def test_links_of_a_family_become_those_of_the_including_page():
     """On GitHub they lead to the README, on the site to the page that shows it."""
     links = "[how](../../benchmarks/peers/README.md#which-is-faster), [a\nstudy](../../studies/quality/README.md)"
     assert repository.with_site_links(links, "families") == "[how](peers.md#which-is-faster), [a\nstudy](study.md)"

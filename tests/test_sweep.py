@@ -1,11 +1,11 @@
-"""Grids, ablations and sweeps: what is run, skipped and reported."""
+"""Grids, ablations and sweeps: which runs they have, skip and report."""
 
 import json
 import pathlib
 
 import numpy as np
 import pytest
-from small import as_overrides, small_config, write_corpus
+from small import override_flags, small_config, write_corpus
 
 from flash_lm import sweep
 from flash_lm.cli.load import load_module
@@ -24,7 +24,7 @@ OTHERS = [pathlib.Path(module.__file__) for module in (decays, optimizers, stabi
 
 
 def one_device(config):
-    """Rows enough for the eight that the tests play."""
+    """A batch large enough for the eight fake devices."""
     config.data.tokens_per_batch = 8 * config.model.max_length
     return config
 
@@ -47,8 +47,8 @@ def test_impossible_combinations_are_left_out_and_reported():
     )
 
 
-def test_keys_that_go_together_are_a_grid():
-    """An open key, and values that are possible with each other alone."""
+def test_keys_that_vary_together_are_a_grid():
+    """An open key, and values that are valid only with each other."""
     config = one_device(quickstart.get_config())
     runs, _ = grid_runs(config, ["model.gau.expanded_dim=128,256", "model.norm=rms"])
     assert list(runs.values()) == [{"model.gau.expanded_dim": n, "model.norm": "rms"} for n in (128, 256)]
@@ -74,7 +74,7 @@ def test_a_wrong_key_or_value_ends_the_sweep(grid, message):
 
 @pytest.mark.slow
 def test_decays_branch_off_one_run(tmp_path, monkeypatch):
-    """Each is the run of its own schedule from the beginning, up to rounding: a constant rate compiles otherwise."""
+    """Each equals, up to rounding, an uninterrupted run with its schedule: a constant rate compiles differently."""
     monkeypatch.setattr(decays, "BUDGETS", (10, 20))
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
     schedule = {"train.schedule": "constant", "train.warmup_steps": 2, "train.learning_rate": 0.01}
@@ -85,10 +85,10 @@ def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     rates = {name: [x["learning_rate"] for x in lines(tmp_path / name) if x["split"] == "train"] for name in runs}
     assert np.allclose(rates["sqrt_10"], [0.01, 0.01 * (1 - np.sqrt(0.5))])
     assert np.allclose(rates["linear_20"], [0.01, 0.0075, 0.005, 0.0025])
-    whole = {key: x for key, x in runs["sqrt_20"].items() if key != "train.branch_from"}
-    grid.train(grid.apply_changes(config, whole), tmp_path / "whole")
+    full = {key: x for key, x in runs["sqrt_20"].items() if key != "train.branch_from"}
+    grid.train(grid.apply_changes(config, full), tmp_path / "uninterrupted")
     losses = lambda name: [x["loss"] for x in lines(tmp_path / name) if x["split"] == "train"]
-    assert len(losses("sqrt_20")) == 4 and np.allclose(losses("sqrt_20"), losses("whole")[-4:], rtol=1e-6)
+    assert len(losses("sqrt_20")) == 4 and np.allclose(losses("sqrt_20"), losses("uninterrupted")[-4:], rtol=1e-6)
 
 
 @pytest.mark.parametrize("path", [*ABLATIONS, *OTHERS], ids=lambda path: path.stem)
@@ -103,16 +103,16 @@ def test_ablations_are_valid(path):
 
 @pytest.mark.parametrize("base", [quickstart, flash_base], ids=lambda base: base.__name__)
 def test_expansions_have_about_the_same_size(base):
-    """And are those that they are called."""
+    """They have the expansion in their name."""
     config = base.get_config()
     runs, model = load_module(str(ROOT / "configs" / "ablations" / "expansion.py")).get_runs(config), config.model
-    weights = lambda expanded: 3 * model.model_dim * expanded + model.model_dim * model.gau.shared_dim  # of a unit
+    weights = lambda expanded: 3 * model.model_dim * expanded + model.model_dim * model.gau.shared_dim  # per unit
     usual = model.num_layers * weights(2 * model.model_dim)
     for name, changes in runs.items():
         expanded = changes["model.gau.expanded_dim"]
         assert name == f"expansion_{expanded // model.model_dim}"
         size = changes["model.num_layers"] * weights(expanded)
-        assert abs(size - usual) <= weights(expanded) / 2, "the nearest whole number of layers"
+        assert abs(size - usual) <= weights(expanded) / 2, "the nearest integer number of layers"
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def config(tmp_path):
 
 
 def test_a_run_is_done_when_all_lengths_are_scored(tmp_path):
-    """On this split, after the last step; a score of other rows is none of these."""
+    """On this split, after the last step; a score of other rows does not count."""
     line = lambda **more: {"split": "test", "step": 3, "length": 16} | more
     append_jsonl(tmp_path / "results.jsonl", [line(), line(split="validation", length=32), line(step=2, length=32)])
     assert grid.is_done(tmp_path, "test", 3, [16])
@@ -135,7 +135,7 @@ def test_a_run_is_done_when_all_lengths_are_scored(tmp_path):
 @pytest.mark.slow
 def test_a_study_continues_where_it_stopped(config, tmp_path, monkeypatch, capsys):
     runs = {f"chunk_{n}": {"model.chunks.size": n} for n in (8, 16)}
-    # Before the first run, after its three steps, at its end; before the second, and after its first step.
+    # Before the first run, after its three steps, at its end; before the second run, and after its first step.
     asked = iter([False] * 6 + [True] * 2)
     assert run_study(config, runs, tmp_path / "study", "validation", lambda: next(asked)) == {}
     assert (tmp_path / "study" / "chunk_8" / "results.jsonl").exists()
@@ -189,7 +189,7 @@ def test_a_run_that_fails_does_not_stop_the_others(config, tmp_path, monkeypatch
 def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
     out = tmp_path / "sweep"
     grid = ["--grid=model.chunks.local_attention=true,false", "--grid=model.chunks.global_attention=true,false"]
-    sweep.main(["--config=configs/quickstart.py", *grid, f"--workdir={out}", *as_overrides(config)])
+    sweep.main(["--config=configs/quickstart.py", *grid, f"--workdir={out}", *override_flags(config)])
     printed = capsys.readouterr().out
     assert "chunks.local_attention=false,chunks.global_attention=false is left out" in printed
     table = (out / "table.md").read_text()
@@ -201,7 +201,7 @@ def test_a_sweep_keeps_out_of_a_run(config, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="a single run"):
         words = ["--config=configs/quickstart.py", "--grid=seed=0,1", f"--workdir={tmp_path}"]
-        sweep.main([*words, *as_overrides(config)])
+        sweep.main([*words, *override_flags(config)])
 
 
 def test_a_config_that_names_no_runs_needs_a_grid(tmp_path):

@@ -1,4 +1,4 @@
-"""Metrics replayed into a tracker; a recorder stands for the tracker's package."""
+"""Metrics replayed into a tracker, whose package is replaced by a recorder."""
 
 import sys
 import types
@@ -12,7 +12,7 @@ from flash_lm.runs.jsonl import write_jsonl
 
 
 class Recorder(types.ModuleType):
-    """Has the three functions that trackers share, and refuses steps that go back, as wandb does."""
+    """Has the three functions that trackers share; like wandb, it refuses decreasing steps."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -39,7 +39,7 @@ def tracker(monkeypatch):
 
 @pytest.fixture
 def runs(tmp_path):
-    found = []
+    folders = []
     for i, name in enumerate(("a", "b")):
         folder = tmp_path / name
         folder.mkdir()
@@ -47,8 +47,8 @@ def runs(tmp_path):
         lines = [{"step": n, "split": "train", "loss": i + n} for n in (10, 20)]
         lines.append({"step": 20, "split": "validation", "loss": 9.0, "perplexity": 8.0})
         write_jsonl(folder / "metrics.jsonl", lines)
-        found.append(str(folder))
-    return found
+        folders.append(str(folder))
+    return folders
 
 
 def test_every_line_arrives(tracker, runs, capsys):
@@ -69,7 +69,7 @@ def test_every_line_arrives(tracker, runs, capsys):
         (["{run}@best"], "leave @best out"),
     ],
 )
-def test_what_is_no_run_is_refused_before_anything_is_sent(tracker, runs, words, message):
+def test_a_missing_run_is_refused_before_anything_is_sent(tracker, runs, words, message):
     with pytest.raises(InputError, match=message):
         track.main([*(word.format(run=runs[0]) for word in words), "--to=trackio"])
     assert not tracker.runs

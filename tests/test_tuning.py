@@ -1,10 +1,10 @@
-"""Tuning by successive halving on planted losses, whose best value is known; and one search that trains."""
+"""Tuning by successive halving on synthetic losses with a known optimum; and one search that trains."""
 
 import json
 import math
 
 import pytest
-from small import as_overrides, small_config, write_corpus
+from small import override_flags, small_config, write_corpus
 
 from flash_lm import sweep
 from flash_lm.cli.types import count
@@ -22,13 +22,14 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 BUDGET = 400_000
 
 
-def config_at(rate):
+def make_config(rate):
     config = quickstart.get_config()
-    return apply_changes(config, {"train.learning_rate": rate, "data.tokens_per_batch": 4096})  # rows for eight devices
+    # Enough tokens for eight devices.
+    return apply_changes(config, {"train.learning_rate": rate, "data.tokens_per_batch": 4096})
 
 
 @pytest.fixture
-def planted(monkeypatch):
+def synthetic_losses(monkeypatch):
     """Runs whose loss is a parabola in the logarithm of the rate; the best rate falls as tokens grow."""
     best, diverges, made = {}, {}, []
 
@@ -52,60 +53,60 @@ def planted(monkeypatch):
 
 
 @pytest.mark.parametrize("true", [1e-4, 7e-4, 3e-3, 1e-2, 0.2])
-def test_the_planted_rate_is_found(planted, tmp_path, true):
-    """To the nearest of the values, which are a factor of two apart; the grid grows as far as it must."""
-    planted[0]["flash"] = true
-    lines = tune(config_at(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
+def test_the_optimal_rate_is_selected(synthetic_losses, tmp_path, true):
+    """To the nearest of the values, a factor of two apart; the grid grows as far as it must."""
+    synthetic_losses[0]["flash"] = true
+    lines = tune(make_config(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
     (best,) = best_values(lines)
     assert abs(math.log2(best["value"] / true)) <= 0.51
     assert best["bracketed"] and best["tokens"] == BUDGET
-    assert best["grown"] == (not 0.76e-3 < best["value"] < 11.9e-3)  # the ends of the first grid
+    assert best["grown"] == (not 0.76e-3 < best["value"] < 11.9e-3)  # limits of the first grid
     in_rounds = [sum(line["round"] == number for line in lines) for number in (1, 2, 3)]
     assert in_rounds[0] >= 5 and 3 <= in_rounds[2] <= in_rounds[1] + 2
     losses = {line["value"]: line["loss"] for line in lines if line["round"] == 3}
     assert losses[best["value"]] == min(losses.values())
 
 
-def test_shorter_runs_have_shorter_decays(planted, tmp_path, monkeypatch):
-    planted[0]["flash"], asked, real = 3e-3, [], tuning.run_study
+def test_shorter_runs_have_shorter_decays(synthetic_losses, tmp_path, monkeypatch):
+    synthetic_losses[0]["flash"], asked, real = 3e-3, [], tuning.run_study
 
-    def seen(config, runs, *rest):
+    def record_decays(config, runs, *rest):
         asked.extend((changes["train.tokens"], changes["train.decay_steps"]) for changes in runs.values())
         return real(config, runs, *rest)
 
-    monkeypatch.setattr(tuning, "run_study", seen)
-    config = apply_changes(config_at(3e-3), {"train.schedule": "sqrt", "train.decay_steps": 20})
+    monkeypatch.setattr(tuning, "run_study", record_decays)
+    config = apply_changes(make_config(3e-3), {"train.schedule": "sqrt", "train.decay_steps": 20})
     tune(config, {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
     assert set(asked) == {(BUDGET // 4, 5), (BUDGET // 2, 10), (BUDGET, 20)}
 
 
-def test_values_that_diverge_lose(planted, tmp_path):
-    best, diverges, _ = planted
+def test_values_that_diverge_lose(synthetic_losses, tmp_path):
+    best, diverges, _ = synthetic_losses
     best["flash"], diverges["flash"] = 1e-2, 4e-3
-    lines = tune(config_at(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
-    (found,) = best_values(lines)
-    assert found["value"] == 3e-3 and found["bracketed"]
+    lines = tune(make_config(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
+    (selected,) = best_values(lines)
+    assert selected["value"] == 3e-3 and selected["bracketed"]
     text = write_tuning(lines, best_values(lines), tmp_path)
     assert "not finite" in text and (tmp_path / "tuning.png").stat().st_size > 10_000
 
 
-def test_a_search_goes_on_where_it_stopped(planted, tmp_path):
-    best, _, made = planted
+def test_a_search_goes_on_where_it_stopped(synthetic_losses, tmp_path):
+    best, _, made = synthetic_losses
     best.update(flash=2e-3, gla=6e-3)
     models = {name: {"model.family": name} for name in best}
     asked = iter([False] * 3 + [True])
     with pytest.raises(KeyboardInterrupt):
-        tune(config_at(3e-3), models, "train.learning_rate", BUDGET, tmp_path, lambda: next(asked))
-    lines = tune(config_at(3e-3), models, "train.learning_rate", BUDGET, tmp_path, bool)
+        tune(make_config(3e-3), models, "train.learning_rate", BUDGET, tmp_path, lambda: next(asked))
+    lines = tune(make_config(3e-3), models, "train.learning_rate", BUDGET, tmp_path, bool)
     assert len(made) == len(set(made)) == len(lines) == len(read_jsonl(tmp_path / "tuning.jsonl"))
     text = write_tuning(lines, best_values(lines), tmp_path)
     assert text in (tmp_path / "table.md").read_text() and "|     0.0015 |" in text and "|      0.006 |" in text
     assert [line["model"] for line in read_jsonl(tmp_path / "best.jsonl")] == ["flash", "gla"]
 
 
-def test_a_grid_that_may_not_grow_further_says_so(planted, tmp_path):
-    planted[0]["flash"] = 1e3
-    lines = tune(config_at(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
+def test_a_grid_at_its_limit_is_reported(synthetic_losses, tmp_path):
+    synthetic_losses[0]["flash"] = 1e3
+    lines = tune(make_config(3e-3), {"f": {"model.family": "flash"}}, "train.learning_rate", BUDGET, tmp_path, bool)
     (best,) = best_values(lines)
     assert not best["bracketed"] and best["grown"]
     assert "no best value: the grid ends here" in write_tuning(lines, best_values(lines), tmp_path)
@@ -123,10 +124,10 @@ def test_a_grid_that_may_not_grow_further_says_so(planted, tmp_path):
         (["--tune=train.learning_rate", "--budget=2M", "--grid=model.family=flsh"], "flsh"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_and_writes_nothing(tmp_path, words, message):
-    own = ["--config.data.tokens_per_batch=4096"]
+def test_invalid_searches_are_refused_and_write_nothing(tmp_path, words, message):
+    overrides = ["--config.data.tokens_per_batch=4096"]
     with pytest.raises(InputError, match=message):
-        sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path / 'out'}", *words, *own])
+        sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path / 'out'}", *words, *overrides])
     assert not (tmp_path / "out").exists()
 
 
@@ -143,8 +144,8 @@ def test_counts_may_have_a_factor():
 def test_a_search_trains_its_runs(tmp_path, capsys):
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
     words = ["--tune=train.learning_rate", "--budget=10240", "--grid=model.family=transformer,linear_transformer"]
-    own = as_overrides(config)
-    sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path / 'out'}", *words, *own])
+    overrides = override_flags(config)
+    sweep.main(["--config=configs/quickstart.py", f"--workdir={tmp_path / 'out'}", *words, *overrides])
     lines = read_jsonl(tmp_path / "out" / "tuning.jsonl")
     for line in lines:
         (result,) = read_jsonl(tmp_path / "out" / line["run"] / "results.jsonl")

@@ -1,4 +1,4 @@
-"""Folders from somebody else: whatever their files hold, loading ends in one line, and not in a traceback or a wait."""
+"""Folders from somebody else: whatever their files hold, loading ends in one line, without a traceback or a wait."""
 
 import json
 import os
@@ -23,19 +23,19 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
+def intact(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("intact")
     write(trained_model(folder / "run", "transformer_plus_plus"), folder / "out", "mit")
     return folder / "out"
 
 
 @pytest.fixture
-def folder(whole, tmp_path):
+def folder(intact, tmp_path):
     """An export, to be changed."""
-    return pathlib.Path(shutil.copytree(whole, tmp_path / "theirs"))
+    return pathlib.Path(shutil.copytree(intact, tmp_path / "theirs"))
 
 
-def changed(folder: pathlib.Path, key: str, value) -> None:
+def set_config_key(folder: pathlib.Path, key: str, value) -> None:
     """Sets a key of config.json, or removes it if the value is KeyError."""
     content = json.loads((folder / "config.json").read_text())
     *parents, last = key.split(".")
@@ -52,7 +52,7 @@ SLOW = r"(\w+/?)+!"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("flash_lm.facts", None, "config.json has no good facts"),
         ("flash_lm.facts", [], "config.json has no good facts"),
@@ -84,15 +84,15 @@ SLOW = r"(\w+/?)+!"
     ],
     ids=str,
 )
-def test_a_config_ends_in_one_line(folder, key, value, told):
-    changed(folder, key, value)
-    with pytest.raises(InputError, match=told) as error:
+def test_a_config_ends_in_one_line(folder, key, value, message):
+    set_config_key(folder, key, value)
+    with pytest.raises(InputError, match=message) as error:
         flash_lm.load(folder, dtype="float32")
     assert all(line.isprintable() for line in str(error.value).splitlines())
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"num_layers": 10**8}, "config.json has 100,000,000 layers, and the weights have not"),
         ({"num_layers": 300, "pattern": ["transformer_plus_plus", "flash"] * 150}, "config.json has 300 layers"),
@@ -102,30 +102,30 @@ def test_a_config_ends_in_one_line(folder, key, value, told):
     ],
     ids=str,
 )
-def test_nothing_is_built_that_the_weights_do_not_have(folder, changes, told, monkeypatch):
+def test_only_layers_in_the_weights_are_built(folder, changes, message, monkeypatch):
     for key, value in changes.items():
-        changed(folder, f"config.model.{key}", value)
-    monkeypatch.setattr(jax, "device_get", None)  # constants would be computed, and fetched
-    with pytest.raises(InputError, match=f"{folder} is damaged .*{told}.*: export the run again"):
+        set_config_key(folder, f"config.model.{key}", value)
+    monkeypatch.setattr(jax, "device_get", None)  # constants would be computed and fetched
+    with pytest.raises(InputError, match=f"{folder} is damaged .*{message}.*: export the run again"):
         flash_lm.load(folder)
 
 
-@pytest.mark.parametrize("place", ["../out/model.safetensors", "ABSOLUTE", "pipe", "sub", "missing"])
-def test_an_index_names_only_files_of_its_folder(folder, whole, place):
+@pytest.mark.parametrize("file", ["../out/model.safetensors", "ABSOLUTE", "pipe", "sub", "missing"])
+def test_an_index_names_only_files_of_its_folder(folder, intact, file):
     os.mkfifo(folder / "pipe")
     (folder / "sub").mkdir()
-    shutil.copytree(whole, folder.parent / "out")
+    shutil.copytree(intact, folder.parent / "out")
     names = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    place = str(whole / "model.safetensors") if place == "ABSOLUTE" else place
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, place)}))
-    with pytest.raises(InputError, match=f"is damaged \\({place} is no file of the folder\\)"):
+    file = str(intact / "model.safetensors") if file == "ABSOLUTE" else file
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, file)}))
+    with pytest.raises(InputError, match=f"is damaged \\({file} is no file of the folder\\)"):
         flash_lm.load(folder)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"config":' * 100_000, "[" * 90 + "]" * 90, "", "\xff", "null", "3"])
 @pytest.mark.parametrize("file", ["config.json", "tokenizer/kind.json", "labels.json"])
-def test_a_file_that_is_no_object_ends_in_one_line(folder, file, text):
+def test_a_file_without_an_object_is_reported_in_one_line(folder, file, text):
     (folder / file).write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=f"({file} is damaged|holds no tokenizer, or a damaged one)") as error:
         flash_lm.load(folder)
@@ -151,14 +151,14 @@ def test_nothing_waits_for_a_pipe(folder, file):
 @pytest.mark.parametrize(
     "line", ["[]", "3", '{"train.steps": "x"}', '{"data": 3}', '{"model.new.key": 1}', "[" * 100_000]
 )
-def test_a_change_that_no_run_writes_ends_in_one_line(tmp_path, line):
+def test_a_change_that_no_run_writes_is_reported_in_one_line(tmp_path, line):
     (tmp_path / "config.json").write_text(json.dumps(get_config().to_dict()))
     (tmp_path / "changes.jsonl").write_text(line + "\n")
     with pytest.raises(InputError, match=r"changes.jsonl(: line 1)? is damaged"):
         _ = RunFolder(tmp_path).config
 
 
-def test_what_is_whole_is_loaded(folder):
+def test_an_intact_folder_is_loaded(folder):
     assert isinstance(flash_lm.load(folder), LoadedModel)
 
 
@@ -167,7 +167,7 @@ def test_what_is_whole_is_loaded(folder):
     [rule for rule, _ in get_config().mesh.rules]
     + ["embedding", r"layers/sublayer_\d+/.*kernel$", "^(?!embedding)", "(query|key)/(kernel|bias)", "[a-z_]+/[(*|+]"],
 )
-def test_usual_regexes_are_taken(regex):
+def test_usual_regexes_are_accepted(regex):
     assert regex_problem(regex) is None
 
 
@@ -190,11 +190,11 @@ def test_usual_regexes_are_taken(regex):
     ],
     ids=str,
 )
-def test_regexes_that_may_take_for_ever_are_refused(regex):
+def test_regexes_that_may_take_exponential_time_are_refused(regex):
     assert regex_problem(regex)
 
 
-def test_json_is_as_deep_as_our_files_are():
+def test_the_depth_of_json_is_bounded():
     deep = lambda levels: "[" * levels + "]" * levels
     assert parse_json(deep(60)) and parse_json('{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
     for levels in (70, 100_000):

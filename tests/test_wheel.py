@@ -15,10 +15,10 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-def test_the_wheel_brings_flash_lm_and_nothing_else(tmp_path):
-    """Built from a copy, since setuptools writes beside what it builds; configs come as a part of the package."""
+def test_the_wheel_contains_only_flash_lm(tmp_path):
+    """Built from a copy, since setuptools writes next to its sources; configs are part of the package."""
     ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "results", "notebooks")
-    at_top = {"runs"}  # flash_lm/runs is a room of the package
+    at_top = {"runs"}  # flash_lm/runs is a folder of the package
     ignore = lambda folder, names: ignored(folder, names) | (at_top if pathlib.Path(folder) == ROOT else set())
     shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=ignore)
     words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={tmp_path}", "./source"]
@@ -41,24 +41,24 @@ def test_configs_are_found_by_name_and_by_path(name, monkeypatch):
     assert load_config(name, []).model.family in ("flash", "linear_transformer")
 
 
-def test_a_name_is_found_from_anywhere(monkeypatch, tmp_path):
+def test_a_config_name_works_in_any_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert load_module("ablations/chunk_size").get_config
     (tmp_path / "quickstart").write_text("from flash_lm.configs import copy\nget_config = copy.get_config\n")
-    with pytest.raises(InputError, match="is not a Python file"):  # a file comes first, whatever it is
+    with pytest.raises(InputError, match="is not a Python file"):  # an existing file has precedence
         load_config("quickstart", [])
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("quikstart", "no config quikstart: did you mean quickstart"),
         ("configs/quikstart.py", "did you mean quickstart"),
         ("nothing_like_it_at_all", "give a file, or one of ablations/attention_function, "),
     ],
 )
-def test_a_config_that_is_not_there(name, told):
-    with pytest.raises(InputError, match=told):
+def test_a_missing_config(name, message):
+    with pytest.raises(InputError, match=message):
         load_config(name, [])
 
 
@@ -66,8 +66,8 @@ def test_all_commands_have_a_second_name(tmp_path):
     def run(*words: str) -> subprocess.CompletedProcess:
         return subprocess.run([sys.executable, "-m", "flash_lm", *words], cwd=ROOT, capture_output=True, text=True)
 
-    told = run()
-    assert told.returncode == 2 and "train" in told.stderr and "serve" in told.stderr
+    bare = run()
+    assert bare.returncode == 2 and "train" in bare.stderr and "serve" in bare.stderr
     assert run("trian").returncode == 2 and run("--help").returncode == 0
     done = run("evaluate", f"--workdir={tmp_path / 'none'}")
     assert done.returncode == 2 and "holds no run" in done.stderr

@@ -1,7 +1,7 @@
 """The first minute of a tiny run."""
 
 import pytest
-from small import as_overrides, small_config, write_corpus
+from small import override_flags, small_config, write_corpus
 
 from benchmarks.steps import first_minute
 from flash_lm.runs.jsonl import read_jsonl
@@ -15,7 +15,7 @@ def test_the_first_minute(tmp_path, monkeypatch, capsys):
     out = tmp_path / "out.jsonl"
     monkeypatch.setattr(first_minute, "COMMANDS", ("train",))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    config = as_overrides(small_config(write_corpus(tmp_path / "text"), tmp_path / "tokens", "flash"))
+    config = override_flags(small_config(write_corpus(tmp_path / "text"), tmp_path / "tokens", "flash"))
     first_minute.main(["--config=base", "--rounds=1", f"--out={out}", *config])
     lines = read_jsonl(out)
     assert [line.get("case", line.get("command")) for line in lines] == [

@@ -1,4 +1,4 @@
-"""The order of the data is a pure function of (seed, step), and no row is lost or repeated."""
+"""The data order is a pure function of (seed, step), and each row is read once per epoch."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from flash_lm.data.share import Share, single_host_share
 
 
 class Numbers:
-    """Rows that hold their number."""
+    """Rows that hold their index."""
 
     def __init__(self, count: int):
         self.count = count
@@ -45,21 +45,21 @@ def test_batches_of_any_size(batch_size):
 
 
 def test_resuming_needs_only_the_step():
-    whole = rows(IndexedBatches(Numbers(10), single_host_share(4), seed=3, start_step=0), 12)
+    full = rows(IndexedBatches(Numbers(10), single_host_share(4), seed=3, start_step=0), 12)
     for start in range(8):
         assert (
             rows(IndexedBatches(Numbers(10), single_host_share(4), seed=3, start_step=start), 4)
-            == whole[start : start + 4]
+            == full[start : start + 4]
         )
-    assert rows(IndexedBatches(Numbers(10), single_host_share(4), seed=4, start_step=0), 12) != whole
+    assert rows(IndexedBatches(Numbers(10), single_host_share(4), seed=4, start_step=0), 12) != full
 
 
 @pytest.mark.parametrize("shares", [[(0, 1), (2, 3)], [(0, 3), (1, 2)], [(2,), (0,), (3,), (1,)]], ids=str)
 def test_hosts_share_each_batch(shares):
-    """Whichever rows they have: each puts those of one host where they belong."""
-    whole = rows(IndexedBatches(Numbers(10), single_host_share(4), seed=3, start_step=2), 6)
+    """Whichever rows a host has, its part of the batch is the same."""
+    full = rows(IndexedBatches(Numbers(10), single_host_share(4), seed=3, start_step=2), 6)
     parts = [rows(IndexedBatches(Numbers(10), Share(4, mine), seed=3, start_step=2), 6) for mine in shares]
-    for step, batch in enumerate(whole):
+    for step, batch in enumerate(full):
         for mine, part in zip(shares, parts, strict=True):
             assert part[step] == [batch[row] for row in mine]
 
@@ -76,15 +76,15 @@ def test_evaluation_has_each_row_once_and_pads_the_last_batch(shares):
 
 @pytest.mark.parametrize(("limit", "starts"), [(1, [1]), (2, [1, 49]), (3, [1, 33, 65]), (24, None), (30, None)])
 def test_a_limited_evaluation_is_spread_over_the_split(limit, starts):
-    """Its rows may be sorted by label; 96 of them are 24 batches."""
-    found = [batch[0] for batch in rows(evaluation_batches(Numbers(96), single_host_share(4), limit=limit), 99)]
-    assert found == (starts or list(range(1, 97, 4)))
+    """A split may be sorted by label; its 96 rows are 24 batches."""
+    batches = [batch[0] for batch in rows(evaluation_batches(Numbers(96), single_host_share(4), limit=limit), 99)]
+    assert batches == (starts or list(range(1, 97, 4)))
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_rows_of_an_evaluation_do_not_depend_on_how_a_batch_is_cut(limit):
-    """90 rows in batches of 8 are 11 and a part of one; a limit counts whole batches."""
-    whole = sum(rows(evaluation_batches(Numbers(90), single_host_share(8), limit=limit), 99), [])
+def test_rows_of_an_evaluation_do_not_depend_on_how_a_batch_is_split(limit):
+    """90 rows in batches of 8 are 11 batches and a part of one; a limit counts full batches."""
+    full = sum(rows(evaluation_batches(Numbers(90), single_host_share(8), limit=limit), 99), [])
     for parts in (2, 4):
-        found = sum(rows(evaluation_batches(Numbers(90), single_host_share(8 // parts), limit, parts), 99), [])
-        assert [row for row in found if row] == [row for row in whole if row]
+        batches = sum(rows(evaluation_batches(Numbers(90), single_host_share(8 // parts), limit, parts), 99), [])
+        assert [row for row in batches if row] == [row for row in full if row]

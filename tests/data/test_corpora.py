@@ -1,4 +1,4 @@
-"""Corpora: what is read, how it is split, and the errors of bad files."""
+"""Corpora: their files, splits, and the errors of bad files."""
 
 import gzip
 import pathlib
@@ -13,7 +13,7 @@ from flash_lm.config.data import DataConfig
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data import text_files
-from flash_lm.data.corpus import SPLITS
+from flash_lm.data.corpus import SPLITS, UNSPLIT
 from flash_lm.data.token_cache import load_corpus
 from flash_lm.errors import InputError
 
@@ -48,7 +48,7 @@ def test_splits_are_disjoint_by_document_and_complete(tmp_path):
     ids=lambda names: names[0],
 )
 @pytest.mark.parametrize("as_glob", [False, True], ids=["folder", "glob"])
-def test_names_say_the_split(tmp_path, names, as_glob):
+def test_file_names_give_the_split(tmp_path, names, as_glob):
     for split, name in zip(SPLITS, names, strict=True):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(f"text of {split}\n" * (9 if split == "test" else 1))
@@ -58,7 +58,7 @@ def test_names_say_the_split(tmp_path, names, as_glob):
 
 
 def test_equal_texts_with_other_names_are_another_corpus(tmp_path):
-    """Else the tokens of one would be taken from the cache for the other."""
+    """Otherwise the cached tokens of one would be used for the other."""
     prints = set()
     for folder, names in {"a": ("train", "dev", "test"), "b": ("dev", "test", "train"), "c": "xyz"}.items():
         (tmp_path / folder).mkdir()
@@ -77,11 +77,11 @@ def test_a_missing_split_is_held_out_of_the_training_files(tmp_path):
     assert [len(documents(corpus, split)) for split in SPLITS] == [38, 2, 1]
 
 
-def test_files_without_a_split_beside_training_files_are_left_out(tmp_path, caplog):
+def test_files_without_a_split_are_left_out_next_to_training_files(tmp_path, caplog):
     for name in ("train", "test", "valid", "notes"):
         (tmp_path / f"{name}.txt").write_text(f"{name}\n")
     corpus = load_corpus(text_config(tmp_path))
-    assert documents(corpus, "whole") == ["test\n", "train\n", "valid\n"]
+    assert documents(corpus, UNSPLIT) == ["test\n", "train\n", "valid\n"]
     assert caplog.text.count("files whose names say no split are left out: 1, such as") == 1
     assert "notes.txt" in caplog.text
     for i in range(3):
@@ -90,18 +90,18 @@ def test_files_without_a_split_beside_training_files_are_left_out(tmp_path, capl
         load_corpus(text_config(tmp_path))
 
 
-def test_words_of_a_title_are_no_split(tmp_path):
+def test_words_of_a_title_do_not_name_a_split(tmp_path):
     for title in ("The Night Train", "Training Day", "Val d'Or", "a b c"):
         (tmp_path / f"{title}.txt").write_text(f"{title}\n")
     corpus = load_corpus(text_config(tmp_path))
-    assert len(documents(corpus, "whole")) == 4 and corpus.size("train") >= corpus.size("test")
+    assert len(documents(corpus, UNSPLIT)) == 4 and corpus.size("train") >= corpus.size("test")
 
 
 def test_nothing_but_test_files(tmp_path):
-    """A folder of them has nothing to train on; who names the very file, or a glob of them, means them."""
+    """A folder of test files has no training text; if the file itself, or a glob, is named, it is used."""
     (tmp_path / "test.txt").write_text("line\n" * 99)
     corpus = load_corpus(text_config(tmp_path))
-    assert "".join(documents(corpus, "whole")) == "line\n" * 99
+    assert "".join(documents(corpus, UNSPLIT)) == "line\n" * 99
     with pytest.raises(InputError, match="say validation or test: give files for training, too"):
         documents(corpus, "train")
     for path in (tmp_path / "test.txt", tmp_path / "te*.txt"):
@@ -114,7 +114,7 @@ def test_nothing_but_test_files(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.booleans())
-def test_training_has_no_less_text_than_is_held_out(sizes, has_test):
+def test_training_has_at_least_as_much_text_as_is_held_out(sizes, has_test):
     with tempfile.TemporaryDirectory() as folder:
         for i, size in enumerate(sizes):
             (pathlib.Path(folder) / f"{i}.txt").write_text(f"line {i:02}\n" * size)
@@ -123,10 +123,10 @@ def test_training_has_no_less_text_than_is_held_out(sizes, has_test):
         corpus = load_corpus(text_config(folder))
         held_out = corpus.size("validation") + (0 if has_test else corpus.size("test"))
         assert corpus.size("train") >= held_out
-        assert sum(corpus.size(split) for split in SPLITS) == corpus.size("whole")
+        assert sum(corpus.size(split) for split in SPLITS) == corpus.size(UNSPLIT)
 
 
-def test_a_file_is_read_once_by_whatever_links(tmp_path):
+def test_a_file_is_read_once_despite_links(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "a.txt").write_text("a\n")
     (tmp_path / "soft.txt").symlink_to(tmp_path / "real" / "a.txt")
@@ -138,18 +138,18 @@ def test_a_file_is_read_once_by_whatever_links(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "back").symlink_to(tmp_path)
     for path in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "**"):
-        assert documents(load_corpus(text_config(path)), "whole") == ["a\n"]
+        assert documents(load_corpus(text_config(path)), UNSPLIT) == ["a\n"]
 
 
 def test_folders_that_link_to_each_other(tmp_path):
-    for here, there in ("ab", "ba"):
-        (tmp_path / here).mkdir()
-        (tmp_path / here / "text.txt").write_text(f"{here}\n")
-        (tmp_path / here / "other").symlink_to(tmp_path / there)
-    assert sorted(documents(load_corpus(text_config(tmp_path)), "whole")) == ["a\n", "b\n"]
+    for name, other in ("ab", "ba"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text(f"{name}\n")
+        (tmp_path / name / "other").symlink_to(tmp_path / other)
+    assert sorted(documents(load_corpus(text_config(tmp_path)), UNSPLIT)) == ["a\n", "b\n"]
 
 
-def test_a_link_may_say_the_split_but_not_two(tmp_path):
+def test_a_link_may_name_one_split_but_not_two(tmp_path):
     (tmp_path / "all").mkdir()
     for name in "abc":
         (tmp_path / "all" / f"{name}.txt").write_text(f"{name}\n")
@@ -163,21 +163,21 @@ def test_a_link_may_say_the_split_but_not_two(tmp_path):
         load_corpus(text_config(tmp_path))
 
 
-def test_a_byte_order_mark_is_text_nowhere_but_inside(tmp_path):
+def test_a_byte_order_mark_is_text_only_inside_a_file(tmp_path):
     for i in range(4):
         (tmp_path / f"{i}.txt").write_bytes(f"\ufefftext {i} \ufeff\n".encode())
     corpus = load_corpus(text_config(tmp_path))
-    assert sorted("".join(documents(corpus, "whole")).splitlines()) == [f"text {i} \ufeff" for i in range(4)]
-    assert corpus.size("whole") == 4 * len("text 0 \ufeff\n".encode())
+    assert sorted("".join(documents(corpus, UNSPLIT)).splitlines()) == [f"text {i} \ufeff" for i in range(4)]
+    assert corpus.size(UNSPLIT) == 4 * len("text 0 \ufeff\n".encode())
 
 
 @pytest.mark.parametrize("name", ["notes [draft].txt", "[v2] data/a.txt", "what?/*.txt"])
-def test_a_path_that_exists_is_that_path(tmp_path, name):
+def test_an_existing_path_is_not_a_glob(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("line\n" * 99)
-    for place in (path, path.parent, path.parent / "*.txt"):
-        assert "".join(documents(load_corpus(text_config(place)), "whole")) == "line\n" * 99
+    for index in (path, path.parent, path.parent / "*.txt"):
+        assert "".join(documents(load_corpus(text_config(index)), UNSPLIT)) == "line\n" * 99
 
 
 def test_compressed_text_is_the_same_corpus(tmp_path):
@@ -189,10 +189,10 @@ def test_compressed_text_is_the_same_corpus(tmp_path):
         (tmp_path / "packed" / f"{i}.txt.gz").write_bytes(gzip.compress(text))
     plain, packed = (load_corpus(text_config(tmp_path / folder)) for folder in ("plain", "packed"))
     assert plain.fingerprint == packed.fingerprint
-    for split in (*SPLITS, "whole"):
+    for split in (*SPLITS, UNSPLIT):
         assert documents(plain, split) == documents(packed, split) and plain.size(split) == packed.size(split)
     data = (tmp_path / "packed" / "0.txt.gz").read_bytes()
-    (tmp_path / "packed" / "0.txt.gz").rename(tmp_path / "packed" / "0.txt")  # the content counts
+    (tmp_path / "packed" / "0.txt.gz").rename(tmp_path / "packed" / "0.txt")  # the fingerprint is of the content
     assert load_corpus(text_config(tmp_path / "packed")).fingerprint == plain.fingerprint
     (tmp_path / "packed" / "0.txt").write_bytes(data[:50])
     with pytest.raises(InputError, match="cannot read .*0.txt: it is truncated or damaged"):
@@ -210,8 +210,8 @@ def test_equal_files_fall_into_the_same_split(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["".join(f"line {i} ünd\n" for i in range(999)), "猫" * 5000, "x" * 100])
-def test_a_single_file_is_cut_into_contiguous_blocks(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(text_files, "_BLOCK", 64)  # so that lines and characters cross what is read at a time
+def test_a_single_file_is_split_into_contiguous_blocks(tmp_path, text, monkeypatch):
+    monkeypatch.setattr(text_files, "_BLOCK", 64)  # lines and characters then cross block boundaries
     path = tmp_path / "one.txt"
     path.write_text(text, encoding="utf-8")
     corpus = load_corpus(text_config(path))
@@ -230,7 +230,7 @@ def test_pieces_are_small_and_end_at_lines(tmp_path, monkeypatch):
     pieces = list(load_corpus(text_config(tmp_path / "*.txt")).pieces("train"))
     assert len(pieces) > 10
     assert all(len(piece.text) <= 128 and piece.text.endswith("\n") for piece in pieces)
-    assert sum(piece.begins_document for piece in pieces) == 3  # a block of each file
+    assert sum(piece.begins_document for piece in pieces) == 3  # one block per file
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path):
@@ -243,14 +243,14 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
     assert load_corpus(text_config(tmp_path / "*.txt")).fingerprint != before
 
 
-def test_a_folder_is_its_text_files(tmp_path):
-    """Also those of folders in it, whatever is special in its name."""
+def test_a_folder_stands_for_its_text_files(tmp_path):
+    """Also those in subfolders, with special characters in their names."""
     folder = tmp_path / "books [1]"
     (folder / "more").mkdir(parents=True)
     for name in ("a.txt", "b.txt", "more/c.txt", "notes.md"):
         (folder / name).write_text(name)
     corpus = load_corpus(text_config(folder))
-    assert sorted(documents(corpus, "whole")) == ["a.txt", "b.txt", "more/c.txt"]
+    assert sorted(documents(corpus, UNSPLIT)) == ["a.txt", "b.txt", "more/c.txt"]
     with pytest.raises(InputError, match="no file matches .*: give a text file, a folder with .txt files"):
         load_corpus(text_config(tmp_path / "books"))
 
@@ -281,7 +281,7 @@ def test_bad_files_end_in_one_line(tmp_path, content, expected):
     assert "\n" not in str(error.value)
 
 
-def test_the_place_of_a_broken_byte_is_counted_over_blocks(tmp_path, monkeypatch):
+def test_the_position_of_a_broken_byte_is_counted_over_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(text_files, "_BLOCK", 64)
     path = tmp_path / "one.txt"
     path.write_bytes("ü\n".encode() * 200 + b"\xff" + b"z\n" * 2000)

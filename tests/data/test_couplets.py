@@ -39,7 +39,7 @@ def load(folder: pathlib.Path):
     return load_splits(parse(config).data)
 
 
-def test_a_row_gives_the_first_line_and_asks_for_the_second(tmp_path):
+def test_a_row_has_the_first_line_as_input_and_the_second_as_target(tmp_path):
     corpus = load(write_parquet(tmp_path))
     tokenizer = corpus.tokenizer
     row = ROWS["examples"](corpus.splits["train"], 8, tokenizer.begin)[1]
@@ -52,15 +52,15 @@ def test_a_row_gives_the_first_line_and_asks_for_the_second(tmp_path):
 
 
 def test_two_files_are_the_same_couplets(tmp_path):
-    here, there = tmp_path / "parquet", tmp_path / "files"
-    here.mkdir()
+    parquet, files = tmp_path / "parquet", tmp_path / "files"
+    parquet.mkdir()
     for split, pairs in PAIRS.items():
-        write_files(there / split, pairs)
-    one, other = load(write_parquet(here)), load(there)
+        write_files(files / split, pairs)
+    one, other = load(write_parquet(parquet)), load(files)
     assert one.fingerprint == other.fingerprint and one.tokenizer.fingerprint == other.tokenizer.fingerprint
     for split, pairs in {**PAIRS, "validation": [*PAIRS["validation"], ("月", "日")]}.items():
-        write_files(there / split, pairs)
-    assert load(there).fingerprint != one.fingerprint
+        write_files(files / split, pairs)
+    assert load(files).fingerprint != one.fingerprint
 
 
 def test_missing_splits_are_held_out_by_their_first_lines(tmp_path):
@@ -96,7 +96,7 @@ def _damaged(path: pathlib.Path) -> pathlib.Path:
         (lambda folder: write_parquet(folder, pairs={"train": [("", "")]}), "pair 1 has 0 and 0 characters"),
     ],
 )
-def test_what_is_wrong_with_files(tmp_path, write, expected):
+def test_bad_files_are_reported(tmp_path, write, expected):
     with pytest.raises(InputError, match=expected):
         load(write(tmp_path))
 

@@ -1,4 +1,4 @@
-"""Corpora of examples: what a row gives, what it asks for, and the copy task."""
+"""Corpora of examples: the inputs and targets of a row, and the copy task."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ class Two:
         return [Example(np.array([1, 7, 8, 9], np.int32), 2), Example(np.array([1, 5, 6], np.int32), 1)][number]
 
 
-def test_a_row_asks_for_what_is_not_given():
+def test_targets_are_the_tokens_after_the_prompt():
     rows = ExampleRows(Two(), 5, begin=1)
     assert len(rows) == 2
     first, second = rows[0], rows[1]
@@ -38,7 +38,7 @@ def test_a_row_asks_for_what_is_not_given():
     assert second["loss_mask_BxL"].tolist() == [1, 1, 0, 0, 0]
 
 
-def test_a_row_that_is_too_short_says_so():
+def test_a_row_that_is_too_short_is_refused():
     with pytest.raises(
         InputError,
         match="rows of 2 tokens are too short for the examples, which need 3: set --config.model.max_length",
@@ -54,7 +54,7 @@ def copy_rows(split: str, length: int = 128):
 
 
 @pytest.mark.parametrize(("length", "word"), [(128, 63), (7, 3), (3, 1)])
-def test_the_word_comes_again_and_only_then_counts(length, word):
+def test_only_the_copy_of_the_word_is_a_target(length, word):
     tokenizer, rows = copy_rows("train", length)
     row = rows[5]
     half = word + 1  # <s> and the word
@@ -66,7 +66,7 @@ def test_the_word_comes_again_and_only_then_counts(length, word):
     assert row["targets_BxL"][asked].tolist() == row["inputs_BxL"][1:half].tolist()
 
 
-def test_words_differ_between_rows_and_splits_and_come_again():
+def test_words_differ_between_rows_and_splits_and_are_deterministic():
     words = [copy_rows(split)[1][i]["inputs_BxL"].tobytes() for split in SPLITS for i in range(20)]
     assert len(set(words)) == len(words)
     assert copy_rows("train")[1][3]["inputs_BxL"].tobytes() == words[3]
@@ -81,7 +81,7 @@ def test_rows_too_short_for_a_word():
 
 
 @pytest.mark.parametrize(("corpus", "pack"), [("copy", "stream"), ("stdlib", "examples")])
-def test_corpus_and_rows_that_do_not_go_together(corpus, pack):
+def test_a_corpus_with_the_wrong_packing(corpus, pack):
     config = get_config()
     config.data.update(corpus=corpus, pack=pack)
     with pytest.raises(InputError, match=f"data.corpus={corpus} needs data.pack="):
@@ -107,7 +107,7 @@ def test_examples_are_not_masked():
         ({"corpus": "copy", "pack": "examples"}, {"head": "logistics"}, "model.head=logistics is for images"),
     ],
 )
-def test_what_does_not_fit_is_reported_before_training(data, model, expected):
+def test_impossible_settings_are_reported_before_training(data, model, expected):
     config = get_config()
     config.data.update(**data)
     config.model.update(**model)

@@ -1,4 +1,4 @@
-"""Corpora of Hugging Face datasets: local files of three kinds, splits that exist or are held out, and bad input."""
+"""Corpora of Hugging Face data sets: three kinds of local files, existing or held-out splits, and bad input."""
 
 import gzip
 import hashlib
@@ -18,7 +18,7 @@ from small import documents, small_config
 
 from flash_lm.config.experiment import parse
 from flash_lm.data import hub, hugging_face
-from flash_lm.data.corpus import SPLITS
+from flash_lm.data.corpus import SPLITS, UNSPLIT
 from flash_lm.data.token_cache import load_corpus, load_tokenized
 from flash_lm.errors import InputError
 
@@ -81,8 +81,8 @@ def test_missing_splits_are_held_out_by_document(tmp_path):
 
 
 @pytest.mark.parametrize(("files", "hosts"), [(1, 1), (2, 2), (2, 4), (3, 2)])
-def test_what_a_stream_holds_out_no_host_trains_on(tmp_path, files, hosts):
-    """Whole files go to a host where they divide evenly, so a hold-out by place would be another on each."""
+def test_no_host_trains_on_held_out_text_of_a_stream(tmp_path, files, hosts):
+    """A host reads complete files if they divide evenly, so a hold-out by index would differ between hosts."""
     rows = [f"document {i}" for i in range(900)]
     for i in range(files):
         write_json(tmp_path / f"part-{i}.jsonl", [*rows[i::files], rows[0]])
@@ -95,7 +95,7 @@ def test_what_a_stream_holds_out_no_host_trains_on(tmp_path, files, hosts):
     assert set(documents(corpus, "train")) == set.union(*trained)
 
 
-def test_a_long_stream_holds_out_no_more_than_it_needs(tmp_path, monkeypatch):
+def test_the_hold_out_of_a_long_stream_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(hugging_face, "_STREAM_HELD_OUT", 4)
     write_json(tmp_path / "all.jsonl", [f"document {i}" for i in range(2000)])
     corpus = load_corpus(data_config(tmp_path / "all.jsonl", tmp_path / "cache", streaming=True))
@@ -143,11 +143,11 @@ def test_shards_may_differ_in_columns_that_are_not_read(tmp_path, suffix, stream
 def test_a_first_file_whose_texts_are_all_missing(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": null, "n": 1}\n' * 20)
     write_json(tmp_path / "b.jsonl", ROWS)
-    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), "whole") == ROWS
+    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), UNSPLIT) == ROWS
 
 
 def test_a_card_without_files_changes_nothing(tmp_path):
-    """As most data sets on the hub have one."""
+    """Most data sets on the hub have a card."""
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\nabout")
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS[:40]))
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps({"text": row, "z": 1}) + "\n" for row in ROWS[40:]))
@@ -155,16 +155,16 @@ def test_a_card_without_files_changes_nothing(tmp_path):
     assert documents(corpus, "validation") == ROWS[40:]
 
 
-def test_files_of_no_kind_are_left_out_with_a_message(tmp_path, caplog):
+def test_files_of_unknown_kinds_are_left_out_with_a_message(tmp_path, caplog):
     write_json(tmp_path / "a.jsonl", ROWS)
     (tmp_path / "notes.txt").write_text("notes")
     (tmp_path / "README.md").write_text("about")
-    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), "whole") == ROWS
+    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), UNSPLIT) == ROWS
     assert "files of other kinds are left out: 1, such as" in caplog.text and "notes.txt" in caplog.text
 
 
 def test_another_hold_out_is_another_corpus(tmp_path):
-    """All rows counted once, with text or without: a run from then must not be tested on what it was trained on."""
+    """Older runs counted rows without text, too; such a run must not be tested on its training data."""
     path = tmp_path / "all.parquet"
     for rows, as_before in (([*ROWS[:59], None], False), (ROWS, True)):
         write_parquet(path, rows)
@@ -174,16 +174,16 @@ def test_another_hold_out_is_another_corpus(tmp_path):
         assert (corpus.fingerprint == before) == as_before
 
 
-def test_another_column_of_the_same_files_is_read_anew(tmp_path):
-    """The library keeps what it has read."""
+def test_another_column_of_the_same_files_is_read_again(tmp_path):
+    """The library caches what it has read."""
     pq.write_table(pa.table({"text": ROWS, "other": ROWS[::-1]}), tmp_path / "a.parquet")
     for column, rows in {"text": ROWS, "other": ROWS[::-1]}.items():
         corpus = load_corpus(data_config(tmp_path / "a.parquet", tmp_path / "cache", text_column=column))
-        assert documents(corpus, "whole") == rows
+        assert documents(corpus, UNSPLIT) == rows
 
 
 def test_which_rows_have_text(tmp_path, monkeypatch):
-    """As Python's white space has it, whatever characters they have."""
+    """By Python's definition of white space, for all characters."""
     monkeypatch.setattr(hugging_face, "_LOOKED_AT", 7)
     rows = ["a", "", None, " \t", "\u3000\xa0", "\x1c\x1f", "猫", "é ", "\x0b", "\u200b", *ROWS[:20], "\n", "..."]
     write_parquet(tmp_path / "all.parquet", rows)
@@ -192,30 +192,30 @@ def test_which_rows_have_text(tmp_path, monkeypatch):
 
 
 def test_half_of_the_rows_without_text(tmp_path):
-    """What is held out is among the others, however the blank ones lie."""
+    """The hold-out is taken from the rows with text, wherever the blank ones are."""
     rows = [text for row in ROWS[:30] for text in (None, row)]
     write_parquet(tmp_path / "all.parquet", rows)
     corpus = load_corpus(data_config(tmp_path / "all.parquet", tmp_path / "cache"))
     assert [len(documents(corpus, split)) for split in SPLITS] == [26, 2, 2]
 
 
-@pytest.mark.parametrize("place", ["corpus[1].jsonl", "[v2] data", "[v2] data/*.jsonl"])
-def test_a_path_that_exists_is_that_path(tmp_path, place):
+@pytest.mark.parametrize("path", ["corpus[1].jsonl", "[v2] data", "[v2] data/*.jsonl"])
+def test_an_existing_path_is_not_a_glob(tmp_path, path):
     (tmp_path / "[v2] data").mkdir()
     write_json(tmp_path / "corpus[1].jsonl", ROWS)
     write_json(tmp_path / "[v2] data" / "a.jsonl", ROWS)
-    assert documents(load_corpus(data_config(tmp_path / place, tmp_path / "cache")), "whole") == ROWS
+    assert documents(load_corpus(data_config(tmp_path / path, tmp_path / "cache")), UNSPLIT) == ROWS
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "jsonl"])
-def test_compressed_files_are_read_as_what_they_hold(tmp_path, kind):
+def test_compressed_files_are_read_by_the_kind_of_their_content(tmp_path, kind):
     text = {
         "csv": "text\n" + "".join(f'"{row}"\n' for row in ROWS),
         "json": json.dumps([{"text": row} for row in ROWS]),
         "jsonl": "".join(json.dumps({"text": row}) + "\n" for row in ROWS),
     }[kind]
     (tmp_path / f"a.{kind}.gz").write_bytes(gzip.compress(text.encode()))
-    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), "whole") == ROWS
+    assert documents(load_corpus(data_config(tmp_path, tmp_path / "cache")), UNSPLIT) == ROWS
 
 
 def test_a_glob_honours_names_and_a_file_is_read_once(tmp_path):
@@ -223,8 +223,8 @@ def test_a_glob_honours_names_and_a_file_is_read_once(tmp_path):
     for split, rows in {"train": ROWS[:40], "dev": ROWS[40:50], "test": ROWS[50:]}.items():
         write_parquet(tmp_path / "folder" / f"{split}.parquet", rows)
     (tmp_path / "folder" / "again").symlink_to(tmp_path / "folder")
-    for place in ("folder/*.parquet", "folder", "folder/**/*.parquet"):
-        corpus = load_corpus(data_config(tmp_path / place, tmp_path / "cache"))
+    for path in ("folder/*.parquet", "folder", "folder/**/*.parquet"):
+        corpus = load_corpus(data_config(tmp_path / path, tmp_path / "cache"))
         assert [documents(corpus, split) for split in SPLITS] == [ROWS[:40], ROWS[40:50], ROWS[50:]]
 
 
@@ -253,8 +253,8 @@ def test_counts_are_of_the_text(tmp_path):
 
 
 @pytest.fixture
-def downloaded(tmp_path):
-    """A data set of the hub that an earlier run has downloaded, with a config en."""
+def downloaded_dataset(tmp_path):
+    """A data set of the hub that an earlier run downloaded, with a config `en`."""
     cache = pathlib.Path(datasets.config.HF_DATASETS_CACHE)
     (tmp_path / "something").mkdir()
     for split, rows in {"train": ROWS[:50], "test": ROWS[50:]}.items():
@@ -269,15 +269,15 @@ def downloaded(tmp_path):
     shutil.rmtree(cache / "someone___something")
 
 
-def test_a_downloaded_data_set_needs_no_network(tmp_path, downloaded):
-    corpus = load_corpus(data_config("", tmp_path / "cache", name=downloaded, config="en"))
+def test_a_downloaded_data_set_needs_no_network(tmp_path, downloaded_dataset):
+    corpus = load_corpus(data_config("", tmp_path / "cache", name=downloaded_dataset, config="en"))
     assert documents(corpus, "test") == ROWS[50:]
     assert sorted(documents(corpus, "train") + documents(corpus, "validation")) == sorted(ROWS[:50])
     assert corpus.name == "someone--something-en"
-    again = load_corpus(data_config("", tmp_path / "cache", name=downloaded))
+    again = load_corpus(data_config("", tmp_path / "cache", name=downloaded_dataset))
     assert again.fingerprint == corpus.fingerprint  # its only config
     with pytest.raises(InputError, match="cannot load data.name=.* for config 'de' .*'en'"):
-        load_corpus(data_config("", tmp_path / "cache", name=downloaded, config="de"))
+        load_corpus(data_config("", tmp_path / "cache", name=downloaded_dataset, config="de"))
 
 
 def test_whether_the_hub_answers(monkeypatch):
@@ -370,7 +370,7 @@ def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected, capfd):
         load_tokenized(config)
     assert time.monotonic() - start < 10
     assert "\n" not in str(error.value)
-    # Nothing beside it but our own progress line, which is wiped away.
+    # Apart from the message, only our progress line is printed, and it is wiped away.
     others = [part for part in capfd.readouterr().err.split("\r") if part.strip() and "tokenise" not in part]
     assert not others
     assert not list((tmp_path / "cache").glob("*"))
@@ -379,6 +379,6 @@ def test_bad_input_ends_in_one_line_at_once(tmp_path, keys, expected, capfd):
 @pytest.mark.parametrize("name", ["../../up", "/absolute", "..", "a/../../b", "google/wiki40b"])
 @pytest.mark.parametrize("config", ["en", "../en", ""])
 def test_two_folders_never_share_the_name_of_a_data_set(name, config):
-    found = hugging_face._name(SimpleNamespace(name=name, config=config, path=None))
-    folder = pathlib.Path("cache", f"{found}-key")
-    assert "/" not in found and folder.resolve().parent == folder.parent.resolve()
+    actual = hugging_face._name(SimpleNamespace(name=name, config=config, path=None))
+    folder = pathlib.Path("cache", f"{actual}-key")
+    assert "/" not in actual and folder.resolve().parent == folder.parent.resolve()

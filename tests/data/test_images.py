@@ -1,4 +1,4 @@
-"""Images as rows of pixels, from idx files and from a data set of the hub."""
+"""Images as sequences of pixels, from idx files and from a data set of the hub."""
 
 import gzip
 
@@ -50,7 +50,9 @@ def test_a_row_is_an_image_and_every_pixel_counts(tmp_path, compressed):
     assert row["inputs_BxL"][0] == corpus.tokenizer.begin
     assert row["inputs_BxL"][1:15].tolist() == row["targets_BxL"][:14].tolist()
     assert row["loss_mask_BxL"].tolist() == [1] * 15 + [0]
-    assert (corpus.tokenizer.bytes_per_token()[row["targets_BxL"][:15]] == 1).all()  # so bits a byte are bits a pixel
+    assert (
+        corpus.tokenizer.bytes_per_token()[row["targets_BxL"][:15]] == 1
+    ).all()  # so bits per byte are bits per pixel
 
 
 @pytest.mark.parametrize(
@@ -78,23 +80,23 @@ def test_a_damaged_archive(tmp_path):
 
 
 def test_a_data_set_of_the_hub(monkeypatch):
-    """With colours; the network is played."""
+    """With colours; the network is replaced by a fake."""
     datasets = pytest.importorskip("datasets")
-    found = {
+    actual = {
         split: datasets.Dataset.from_dict({"img": pixels(n, seed, (2, 2, 3)).tolist()})
         for seed, (split, n) in enumerate({"train": 24, "test": 4}.items())
     }
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: datasets.DatasetDict(found))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: datasets.DatasetDict(actual))
     corpus = load(name="someone/colours")
     assert corpus.name == "someone--colours"
     ids = corpus.splits["test"].example(2, 16).ids
     assert (ids[1:] - 4).tolist() == pixels(4, 1, (2, 2, 3))[2].reshape(-1).tolist()
-    found["train"] = found["train"].rename_column("img", "picture")
+    actual["train"] = actual["train"].rename_column("img", "picture")
     with pytest.raises(InputError, match="with a column image or img, and has train, test with no column"):
         load(name="someone/colours")
 
 
-def test_a_folder_and_a_name_are_too_many():
+def test_a_folder_and_a_name_exclude_each_other():
     with pytest.raises(InputError, match="data.corpus=images needs either data.name"):
         load()
 
@@ -107,7 +109,7 @@ def write_labels(folder, counts=(24, 4)):
 
 
 def test_labels_of_idx_files(tmp_path):
-    """They do not change the fingerprint: older runs on these images knew none."""
+    """They do not change the fingerprint: older runs on these images had no labels."""
     plain = load(path=str(write(tmp_path)))
     corpus = load(path=str(write_labels(tmp_path)))
     assert plain.labels == () and corpus.labels == ("0", "1", "2") and corpus.fingerprint == plain.fingerprint
@@ -126,7 +128,7 @@ def test_more_images_than_labels(tmp_path):
 
 @pytest.mark.parametrize("gray", [True, False])
 def test_a_folder_of_pictures(tmp_path, gray):
-    """train/LABEL/NAME.png, as CIFAR-10 comes in some copies."""
+    """train/LABEL/NAME.png, as in some copies of CIFAR-10."""
     for split, count in (("train", 12), ("test", 2)):
         for label in ("cat", "dog"):
             (tmp_path / split / label).mkdir(parents=True)
@@ -138,15 +140,15 @@ def test_a_folder_of_pictures(tmp_path, gray):
     assert {split: len(corpus.splits[split]) for split in SPLITS} == {"train": 22, "validation": 2, "test": 4}
     test = corpus.splits["test"]
     assert sorted(test.labels.tolist()) == [0, 0, 1, 1]
-    # Files come label by label, and each label must be in the validation split.
+    # Files are sorted by label, and the validation split must have all labels.
     assert sorted(corpus.splits["validation"].labels.tolist()) == [0, 1]
-    found = test.pixels[test.labels == 1][1]
+    actual = test.pixels[test.labels == 1][1]
     colours = pixels(1, 101, (2, 2, 3))[0]
     if not gray:
-        assert found.tolist() == colours.tolist()
+        assert actual.tolist() == colours.tolist()
         return
     luma = colours @ np.array([299, 587, 114]) / 1000  # ITU-R 601
-    assert found.shape == (2, 2) and np.abs(found - luma).max() <= 1
+    assert actual.shape == (2, 2) and np.abs(actual - luma).max() <= 1
 
 
 def test_a_picture_that_cannot_be_read(tmp_path):

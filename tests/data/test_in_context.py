@@ -1,4 +1,4 @@
-"""In-context bigrams and needles: rows against their definition, and what the best reader of bigrams can know."""
+"""In-context bigrams and needles: rows against their definition, and the best possible prediction of bigrams."""
 
 import collections
 import itertools
@@ -27,20 +27,20 @@ def load(corpus, row, **options):
     return load_splits(parse(config).data)
 
 
-def row_of(corpus, split, number, length):
+def get_row(corpus, split, number, length):
     return ROWS["examples"](corpus.splits[split], length, corpus.tokenizer.begin)[number]
 
 
-def test_a_row_of_bigrams_is_a_chain_and_all_of_it_counts():
+def test_a_row_of_bigrams_is_a_chain_and_all_its_tokens_are_targets():
     corpus = load("bigrams", 40, symbols=5)
-    row = row_of(corpus, "train", 3, 40)
+    row = get_row(corpus, "train", 3, 40)
     assert row["inputs_BxL"][0] == corpus.tokenizer.begin and row["loss_mask_BxL"].tolist() == [1] * 40
     text = corpus.tokenizer.decode(row["targets_BxL"])
     assert text == "".join("abcde"[i] for i in corpus.splits["train"].chain(3, 40))
     assert row["inputs_BxL"][1:].tolist() == row["targets_BxL"][:-1].tolist()
     other = load("bigrams", 40, concentration=1.0)
-    found = [row_of(other, split, i, 40)["targets_BxL"].tobytes() for split in SPLITS for i in range(20)]
-    assert len(set(found)) == len(found)
+    actual = [get_row(other, split, i, 40)["targets_BxL"].tobytes() for split in SPLITS for i in range(20)]
+    assert len(set(actual)) == len(actual)
 
 
 def test_a_small_concentration_gives_each_symbol_one_successor():
@@ -55,7 +55,7 @@ def test_a_small_concentration_gives_each_symbol_one_successor():
 
 
 def test_the_best_reader_is_calibrated():
-    """If rows are drawn as it believes, its expected score is its own entropy: the mean of both over many rows agree.
+    """For rows drawn from its belief, its expected score is its entropy: the means of both over many rows agree.
 
     The belief after each symbol is computed here from the counts, by another loop.
     """
@@ -87,7 +87,7 @@ FACT = rb"\nThe code of ([a-z]{6}) is (\d{4})"
 def test_the_answer_is_in_the_haystack(haystack, length):
     corpus = load("needle", length, path=haystack)
     for number in range(40):
-        row = row_of(corpus, "train", number, length)
+        row = get_row(corpus, "train", number, length)
         assert (row["segment_ids_BxL"] == 1).all()  # the row is full
         ids = np.append(row["inputs_BxL"], row["targets_BxL"][-1])
         text = (ids[1:] - 4).astype(np.uint8).tobytes()
@@ -96,11 +96,11 @@ def test_the_answer_is_in_the_haystack(haystack, length):
         answers = [fact for fact in facts if fact[1] == asked[1]]
         assert [fact[2] for fact in answers] == [asked[2]]
         assert np.flatnonzero(row["loss_mask_BxL"]).tolist() == list(range(length - 4, length))
-        # Where it stands without the needles before it: in tenth number mod 10 of the text.
+        # The position in the text, without the needles before it: tenth `number` mod 10.
         before = sum(len(fact[0]) + 2 for fact in facts if fact.start() < answers[0].start())
         size = length - sum(len(fact[0]) + 2 for fact in facts) - len(asked[0])
-        place = (answers[0].start() - before) / max(size, 1)
-        assert number % 10 / 10 - 2 / size <= place <= (number % 10 + 1) / 10 + 2 / size
+        position = (answers[0].start() - before) / max(size, 1)
+        assert number % 10 / 10 - 2 / size <= position <= (number % 10 + 1) / 10 + 2 / size
 
 
 def test_needles_by_depth(haystack):
@@ -109,14 +109,14 @@ def test_needles_by_depth(haystack):
     assert list(parts)[3] == "depth 30 to 40 %"
 
 
-def test_a_long_text_in_rows_that_carry_is_the_same_text(haystack):
-    whole = row_of(load("needle", 600, path=haystack, length=600), "test", 0, 600)
+def test_a_long_text_in_carried_rows_is_the_same_text(haystack):
+    full = get_row(load("needle", 600, path=haystack, length=600), "test", 0, 600)
     examples = load("needle", 256, path=haystack, length=600).splits["test"]
     batches = [batch for batch, _ in zip(carried_once(examples, 256, single_host_share(1)), range(3), strict=False)]
-    for name, expected in whole.items():
-        found = np.concatenate([batch[name][0] for batch in batches])
-        assert found[:600].tolist() == expected.tolist(), name
-        assert not found[600:].any()
+    for name, expected in full.items():
+        actual = np.concatenate([batch[name][0] for batch in batches])
+        assert actual[:600].tolist() == expected.tolist(), name
+        assert not actual[600:].any()
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,6 @@ def test_a_long_text_in_rows_that_carry_is_the_same_text(haystack):
         ("needle", {"length": 20}, "data.needle.length=20 is too short: needles and question have 143 tokens"),
     ],
 )
-def test_what_cannot_be_made(haystack, corpus, options, expected):
+def test_impossible_settings_are_refused(haystack, corpus, options, expected):
     with pytest.raises(InputError, match=expected):
         load(corpus, 256, path=haystack if corpus == "needle" else None, **options)

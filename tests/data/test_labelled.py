@@ -1,4 +1,4 @@
-"""Texts with labels: rows, names of labels, and errors of bad columns."""
+"""Texts with labels: rows, label names, and errors of bad columns."""
 
 import datasets
 import pyarrow
@@ -34,7 +34,7 @@ def load(folder, cache, **data):
     return load_splits(parse(config).data)
 
 
-def test_a_row_is_the_beginning_of_a_text_and_its_label(tmp_path):
+def test_a_row_is_the_start_of_a_text_and_its_label(tmp_path):
     corpus = load(write(tmp_path / "data"), tmp_path / "cache")
     assert corpus.labels == ("no", "yes")
     rows = LabelledRows(corpus.splits["train"], 16, corpus.tokenizer.begin)
@@ -47,7 +47,7 @@ def test_a_row_is_the_beginning_of_a_text_and_its_label(tmp_path):
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "hub"])
 def test_labels_of_other_files_and_of_the_hub(kind, tmp_path, monkeypatch):
-    """Rows and labels are those of parquet."""
+    """Rows and labels equal those from parquet."""
     expected = load(write(tmp_path / "parquet"), tmp_path / "cache")
     folder = tmp_path / kind
     folder.mkdir()
@@ -61,17 +61,17 @@ def test_labels_of_other_files_and_of_the_hub(kind, tmp_path, monkeypatch):
         real = datasets.load_dataset_builder
         asked = []
 
-        def of_hub(name, *words, **options):
+        def load_from_hub(name, *words, **options):
             asked.append(name)
             return real("json", data_files=files, cache_dir=str(tmp_path / "hub"))
 
-        monkeypatch.setattr(datasets, "load_dataset_builder", of_hub)
+        monkeypatch.setattr(datasets, "load_dataset_builder", load_from_hub)
         data = {"path": None, "name": "somebody/reviews"}
-    found = load(folder, tmp_path / "cache", **data)
-    assert found.labels == expected.labels and (kind != "hub" or "somebody/reviews" in asked)
+    actual = load(folder, tmp_path / "cache", **data)
+    assert actual.labels == expected.labels and (kind != "hub" or "somebody/reviews" in asked)
     for split in SPLITS:
-        assert found.splits[split].labels.tolist() == expected.splits[split].labels.tolist()
-        assert found.splits[split].tokens.tolist() == expected.splits[split].tokens.tolist()
+        assert actual.splits[split].labels.tolist() == expected.splits[split].labels.tolist()
+        assert actual.splits[split].tokens.tolist() == expected.splits[split].tokens.tolist()
 
 
 def test_numbers_and_truth_values_are_labels_in_order(tmp_path):
@@ -83,7 +83,7 @@ def test_numbers_and_truth_values_are_labels_in_order(tmp_path):
 
 
 def test_plus_and_minus_one_are_labels(tmp_path):
-    """Only where numbers have names does −1 mean that there is none."""
+    """−1 means a missing label only where labels are class names."""
     signs = {split: (texts, [1 if x == "yes" else -1 for x in labels]) for split, (texts, labels) in SPLITS.items()}
     assert load(write(tmp_path / "data", signs), tmp_path / "cache").labels == ("-1", "1")
     named = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
@@ -95,7 +95,7 @@ def test_plus_and_minus_one_are_labels(tmp_path):
         load(tmp_path / "data", tmp_path / "cache")
 
 
-def test_a_label_that_no_text_of_training_has(tmp_path):
+def test_a_label_that_no_training_text_has(tmp_path):
     named = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes", "?"])}
     )
@@ -108,7 +108,7 @@ def test_a_label_that_no_text_of_training_has(tmp_path):
 
 
 def test_a_table_with_an_empty_label(tmp_path):
-    """Its whole numbers are read as fractions."""
+    """Its integers are read as floats."""
     (tmp_path / "data").mkdir()
     for split in SPLITS:
         (tmp_path / "data" / f"{split}.csv").write_text("text,label\na text,1\nanother,\na third,0\n")
@@ -117,8 +117,8 @@ def test_a_table_with_an_empty_label(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["data", "data/train.csv"])
-def test_words_of_a_table_that_mean_nothing_elsewhere(path, tmp_path):
-    """None and NA are labels and texts, and only an empty cell is none."""
+def test_words_that_mean_a_missing_value_in_tables_only(path, tmp_path):
+    """None and NA are labels and texts; only an empty cell is a missing value."""
     (tmp_path / "data").mkdir()
     for split in SPLITS if path == "data" else ["train"]:
         (tmp_path / "data" / f"{split}.csv").write_text("text,label\n" + "a text,NA\nnull,None\n,None\n" * 30)
@@ -154,22 +154,22 @@ def test_a_row_is_both_texts_of_a_pair(tmp_path):
     begin, end, split = corpus.tokenizer.begin, corpus.tokenizer.end, corpus.splits["train"]
     rows = LabelledRows(split, 16, begin)
     ids = lambda *texts: [x for text in texts for x in (begin, *corpus.tokenizer.encode([text])[0], end)]
-    assert len(rows) == 4  # half a pair is none
+    assert len(rows) == 4  # half a pair is left out
     inputs = [rows[i]["inputs_BxL"][rows[i]["segment_ids_BxL"] > 0].tolist() for i in range(4)]
     assert inputs[0] == ids("a cat", "a dog") and inputs[1] == ids("one", "two") and inputs[2] == ids("x" * 9, "y")
-    assert inputs[3] == ids("y" * 4) + ids("z" * 40)[:10]  # the longer gives first
+    assert inputs[3] == ids("y" * 4) + ids("z" * 40)[:10]  # the longer one is truncated first
     assert [corpus.labels[rows[i]["targets_BxL"][0]] for i in range(4)] == list("noyo")
     assert cut_share(split, 16) == 0.25 and cut_share(split, 8) == 1.0
 
 
-def test_the_longer_text_of_a_pair_gives_first():
+def test_the_longer_text_of_a_pair_is_truncated_first():
     for first in range(1, 12):
         for second in range(1, 12):
             a, b = first, second
             while a + b > 9:  # token by token
                 a, b = (a, b - 1) if b >= a else (a - 1, b)
-            found = sizes_in_row([first, second], 9)
-            assert sum(found) == a + b and found == [a, b], (first, second)
+            actual = sizes_in_row([first, second], 9)
+            assert sum(actual) == a + b and actual == [a, b], (first, second)
     assert sizes_in_row([5], 9) == [5] and sizes_in_row([15], 9) == [9]
 
 
@@ -177,17 +177,17 @@ def test_a_smaller_share_of_the_labels_is_part_of_a_larger(tmp_path):
     texts = [f"text {i}" for i in range(100)]
     data = {"train": (texts, ["ab"[i % 2] for i in range(100)]), "test": SPLITS["test"], "validation": SPLITS["test"]}
     data = {split: (x, ["ab"[i % 2] for i in range(len(x))]) for split, (x, _) in data.items()}
-    folder, found = write(tmp_path / "data", data), {}
+    folder, actual = write(tmp_path / "data", data), {}
     for share in (0.1, 0.5, 1.0):
         corpus = load(folder, tmp_path / "cache", label_share=share)
         rows = LabelledRows(corpus.splits["train"], 16, corpus.tokenizer.begin)
-        found[share] = [
+        actual[share] = [
             (corpus.tokenizer.decode(rows[i]["inputs_BxL"]), int(rows[i]["targets_BxL"][0])) for i in range(len(rows))
         ]
-        assert len(LabelledRows(corpus.splits["test"], 16, corpus.tokenizer.begin)) == 2  # they are whole
-    assert [len(x) for x in found.values()] == [10, 50, 100]
-    assert set(found[0.1]) < set(found[0.5]) < set(found[1.0])
-    assert all(int(text.split()[1]) % 2 == label for text, label in found[0.5])
+        assert len(LabelledRows(corpus.splits["test"], 16, corpus.tokenizer.begin)) == 2  # test splits are complete
+    assert [len(x) for x in actual.values()] == [10, 50, 100]
+    assert set(actual[0.1]) < set(actual[0.5]) < set(actual[1.0])
+    assert all(int(text.split()[1]) % 2 == label for text, label in actual[0.5])
 
 
 def test_a_share_must_leave_a_text_for_each_label(tmp_path):
@@ -198,15 +198,15 @@ def test_a_share_must_leave_a_text_for_each_label(tmp_path):
 
 
 def test_a_label_that_only_held_out_texts_have(tmp_path):
-    """Of one file, some texts are held out; the first always is."""
+    """Some texts of a single file are held out, always including the first one."""
     texts = [f"text {i}" for i in range(60)]
     folder = write(tmp_path / "data", {"train": (texts, ["rare", *["a", "b"] * 30][:60])})
     with pytest.raises(InputError, match="has the label rare, which the training split lacks; it has a, b"):
         load(folder, tmp_path / "cache")
 
 
-def test_another_text_has_no_labels(tmp_path):
-    """A model of words may be scored on it, though its run names a column of labels."""
+def test_another_text_needs_no_labels(tmp_path):
+    """A language model may be scored on it, though its run names a column of labels."""
     config = _plain(tmp_path, tmp_path / "cache")
     config.data.update(corpus="text", path=write_corpus(tmp_path / "text"), label_column="label")
     assert load_splits(parse(config).data).labels == ()
@@ -243,7 +243,7 @@ def test_held_out_splits_keep_their_labels(tmp_path):
         (SPLITS, {"pair_column": "other"}, "no column other of text .*: --config.data.pair_column is one of text"),
     ],
 )
-def test_what_is_wrong_with_labels(tmp_path, splits, data, expected):
+def test_bad_labels_are_reported(tmp_path, splits, data, expected):
     with pytest.raises(InputError, match=expected):
         load(write(tmp_path / "data", splits), tmp_path / "cache", **data)
 
@@ -268,7 +268,7 @@ def test_what_is_wrong_with_labels(tmp_path, splits, data, expected):
         ),
     ],
 )
-def test_what_cannot_be_classified(keys, expected):
+def test_settings_without_classification_are_refused(keys, expected):
     config = get_config()
     config.task = "classify"
     config.update_from_flattened_dict(keys)
@@ -276,8 +276,8 @@ def test_what_cannot_be_classified(keys, expected):
         parse(config)
 
 
-def test_labels_that_are_not_asked_for_do_not_matter(tmp_path):
-    """So that a model can first be trained on the same text, with the same tokens."""
+def test_labels_do_not_change_the_text(tmp_path):
+    """A model can first be trained on the same text, with the same tokens."""
     folder, cache = write(tmp_path / "data"), tmp_path / "cache"
     labelled, plain = load(folder, cache), load_splits(parse(_plain(folder, cache)).data)
     assert labelled.fingerprint == plain.fingerprint and plain.labels == ()

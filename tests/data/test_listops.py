@@ -1,4 +1,4 @@
-"""ListOps: values against another evaluator, the shape of trees, and the published facts of the rule."""
+"""ListOps: values against another evaluator, the shape of the trees, and published statistics."""
 
 import collections
 import re
@@ -15,7 +15,7 @@ from flash_lm.data.synthetic.listops import SYMBOLS
 from flash_lm.errors import InputError
 
 
-def corpus_of(length=256, **options):
+def make_corpus(length=256, **options):
     config = get_config()
     config.task, config.model.max_length = "classify", length
     config.data.update(corpus="listops", pack="examples", length=length, tokens_per_batch=length)
@@ -23,7 +23,7 @@ def corpus_of(length=256, **options):
     return load_splits(parse(config).data)
 
 
-def value_of(text: str) -> int:
+def evaluate(text: str) -> int:
     """By rewriting: the innermost operation is replaced by its value until one digit is left."""
     reckon = {
         "MIN": lambda xs: sorted(xs)[0],
@@ -38,15 +38,15 @@ def value_of(text: str) -> int:
     return int(text)
 
 
-def test_values_are_those_of_another_evaluator():
-    trees = corpus_of().splits["train"]
+def test_values_equal_those_of_another_evaluator():
+    trees = make_corpus().splits["train"]
     for number in range(300):
         symbols, value = trees.tree(number)
-        assert value == value_of(" ".join(symbols))
+        assert value == evaluate(" ".join(symbols))
 
 
-def test_trees_keep_to_the_bounds():
-    trees = corpus_of(depth=4, arguments=5).splits["train"]
+def test_trees_respect_the_bounds():
+    trees = make_corpus(depth=4, arguments=5).splits["train"]
     counts = collections.Counter()
     for number in range(300):
         symbols, _ = trees.tree(number)
@@ -67,7 +67,7 @@ def test_trees_keep_to_the_bounds():
 
 
 def test_a_row_has_the_tree_and_its_value():
-    corpus = corpus_of()
+    corpus = make_corpus()
     rows = LabelledRows(corpus.splits["test"], 256, corpus.tokenizer.begin)
     row, (symbols, value) = rows[5], corpus.splits["test"].tree(5)
     count = len(symbols) + 1
@@ -77,20 +77,20 @@ def test_a_row_has_the_tree_and_its_value():
     assert np.flatnonzero(row["loss_mask_BxL"]).tolist() == [0] and corpus.labels[row["targets_BxL"][0]] == str(value)
 
 
-def test_rows_differ_and_come_again():
-    texts = [" ".join(corpus_of().splits[split].tree(i)[0]) for split in SPLITS for i in range(30)]
+def test_rows_differ_and_are_deterministic():
+    texts = [" ".join(make_corpus().splits[split].tree(i)[0]) for split in SPLITS for i in range(30)]
     assert len(set(texts)) == len(texts)
-    assert " ".join(corpus_of().splits["test"].tree(4)[0]) == texts[64]
+    assert " ".join(make_corpus().splits["test"].tree(4)[0]) == texts[64]
 
 
 @pytest.mark.slow
-def test_the_published_rule_has_the_known_facts():
-    """500 to 2000 symbols: the most frequent value is that of 17.4 % of trees, and half have less than 992 symbols."""
-    trees = corpus_of(2048, longer_than=500, shorter_than=2000, train=2000).splits["train"]
-    found = [trees.tree(number) for number in range(2000)]
-    values = np.bincount([value for _, value in found])
+def test_the_published_settings_have_the_published_statistics():
+    """500 to 2000 symbols: the most frequent value has 17.4 % of the trees; half have less than 992 symbols."""
+    trees = make_corpus(2048, longer_than=500, shorter_than=2000, train=2000).splits["train"]
+    actual = [trees.tree(number) for number in range(2000)]
+    values = np.bincount([value for _, value in actual])
     assert values.argmax() in (0, 9) and abs(values.max() / 2000 - 0.174) < 0.03
-    assert abs(np.median([len(symbols) for symbols, _ in found]) - 992) < 40
+    assert abs(np.median([len(symbols) for symbols, _ in actual]) - 992) < 40
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_the_published_rule_has_the_known_facts():
         ({"longer_than": 500, "shorter_than": 2000, "depth": 4}, "of 20000 trees none had more than .*longer_than=500"),
     ],
 )
-def test_what_cannot_be_made(options, expected):
+def test_impossible_settings_are_refused(options, expected):
     with pytest.raises(InputError, match=expected):
-        corpus_of(**options)
+        make_corpus(**options)
 
 
 def test_rows_too_short():
-    corpus = corpus_of()
+    corpus = make_corpus()
     with pytest.raises(InputError, match="rows of 199 tokens are too short for the examples, which have 200"):
         LabelledRows(corpus.splits["test"], 199, 0)

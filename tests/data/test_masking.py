@@ -1,4 +1,4 @@
-"""Masked rows: what is chosen, what stands in its place, and that both depend on the key alone."""
+"""Masked rows: which tokens are masked, by what, and that both depend on the key alone."""
 
 import itertools
 
@@ -20,7 +20,7 @@ BYTES = ByteTokenizer()
 
 
 def row(padding: int = 100):
-    """Letters, a special token every tenth place, and padding at the end whose ids look like letters."""
+    """Letters, a special token at every tenth position, and padding at the end whose ids look like letters."""
     tokens = np.random.default_rng(0).integers(4, 260, LENGTH, dtype=np.int32)
     tokens[::10] = BYTES.begin
     segments = np.ones(LENGTH, np.int32)
@@ -40,7 +40,7 @@ def test_shares_of_masked_random_and_kept_tokens():
     hidden = inputs[chosen] == BYTES.mask
     same = inputs[chosen] == targets[chosen]
     assert np.isclose(hidden.mean(), 0.8, atol=0.005)
-    # A random token is the old one in one case of 256.
+    # A random token equals the original one in one case of 256.
     assert np.isclose(same.mean(), 0.1 + 0.1 / 256, atol=0.005)
     others = inputs[chosen][~hidden & ~same]
     assert others.min() == 4 and others.max() == 259
@@ -89,15 +89,17 @@ def test_masks_follow_the_example_and_change_with_the_epoch(rows):
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_masks_do_not_depend_on_hosts_or_on_where_one_resumes(rows, hosts):
+def test_masks_do_not_depend_on_hosts_or_on_the_step_of_a_resume(rows, hosts):
     masking = Masking(BYTES, 0.3)
-    whole = flat(IndexedBatches(rows, single_host_share(4), seed=1, start_step=0, transform=masking), "inputs_BxL", 12)
+    uninterrupted = flat(
+        IndexedBatches(rows, single_host_share(4), seed=1, start_step=0, transform=masking), "inputs_BxL", 12
+    )
     shares = [
         flat(IndexedBatches(rows, Share(4, mine), seed=1, start_step=3, transform=masking), "inputs_BxL", 9)
         for mine in np.arange(4).reshape(hosts, -1).tolist()
     ]
     for h, share in enumerate(shares):
-        steps = whole[12:].reshape(-1, hosts, 4 // hosts, whole.shape[-1])
+        steps = uninterrupted[12:].reshape(-1, hosts, 4 // hosts, uninterrupted.shape[-1])
         assert (share == steps[:, h].reshape(share.shape)).all()
 
 
@@ -111,7 +113,7 @@ def test_masks_of_an_evaluation_are_fixed(rows):
 
 @pytest.mark.parametrize("pack", PACKERS)
 def test_every_token_of_the_rows_can_be_chosen(pack):
-    """Unlike a causal row, whose first token is never predicted: over many draws all text is."""
+    """In a causal row the first token is never predicted; over many draws every token is masked."""
     store = encode_in_memory(list(cut("abcdefghijklmnopqrstuvwxyz\n" * 5)), BYTES)
     packed = PACKERS[pack](store, 32, BYTES.begin)
     for i in range(len(packed)):
@@ -123,12 +125,12 @@ def test_every_token_of_the_rows_can_be_chosen(pack):
 def test_the_mask_token_of_a_tokenizer(tmp_path):
     write_corpus(tmp_path)
     lines = [line for path in sorted(tmp_path.iterdir()) for line in path.read_text().splitlines(keepends=True)]
-    own = train_sentencepiece(lines, 320)
-    assert own.mask == BYTES.mask == 3
-    assert own.bytes_per_token()[own.mask] == 0
-    # A model of someone else's has no [MASK]: it is the id after the last, which only masked models need.
-    foreign = SentencePieceTokenizer(own.model_bytes().replace(b"[MASK]", b"[KASM]"))
-    assert foreign.vocab_size == own.vocab_size == foreign.mask
+    trained = train_sentencepiece(lines, 320)
+    assert trained.mask == BYTES.mask == 3
+    assert trained.bytes_per_token()[trained.mask] == 0
+    # A foreign model has no [MASK]; it gets the id after the last, which only masked models need.
+    foreign = SentencePieceTokenizer(trained.model_bytes().replace(b"[MASK]", b"[KASM]"))
+    assert foreign.vocab_size == trained.vocab_size == foreign.mask
     assert len(foreign.bytes_per_token()) == foreign.vocab_size
     masked = Masking(foreign, 0.5)(row() | {"inputs_BxL": np.full(LENGTH, 300, np.int32)}, 0)
     assert masked["inputs_BxL"].max() == foreign.mask and masked["targets_BxL"].max() == 300

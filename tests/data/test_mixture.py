@@ -27,7 +27,7 @@ SHARES = (0.5, 0.3, 0.2)
 
 @pytest.fixture
 def config(tmp_path):
-    """Three corpora whose documents have letters of their own."""
+    """Three corpora whose documents use different letters."""
     for name in "abc":
         for number in range(8):
             file = tmp_path / name / f"{number}.txt"
@@ -38,7 +38,7 @@ def config(tmp_path):
 
 
 class Numbers:
-    """Rows whose only value is their number."""
+    """Rows whose only value is their index."""
 
     def __init__(self, count):
         self.count = count
@@ -55,12 +55,12 @@ RANGES = [range(10), range(10, 17), range(17, 117)]
 
 def numbers(share, start=0, seed=0, batches=1, transform=None):
     mixture = list(zip(RANGES, SHARES, strict=True))
-    found = IndexedBatches(Numbers(117), share, seed=seed, start_step=start, mixture=mixture, transform=transform)
-    return [int(x) for _ in range(batches) for x in next(found)["number"][:, 0]]
+    actual = IndexedBatches(Numbers(117), share, seed=seed, start_step=start, mixture=mixture, transform=transform)
+    return [int(x) for _ in range(batches) for x in next(actual)["number"][:, 0]]
 
 
 def test_each_part_has_its_share_at_any_time():
-    """Of the first n rows, to within one row and a half of each part, for every n."""
+    """For every n, the first n rows have each part's share to within one and a half rows."""
     rows = numbers(single_host_share(10), batches=60)
     part = np.array([next(i for i, r in enumerate(RANGES) if row in r) for row in rows])
     for i, share in enumerate(SHARES):
@@ -71,38 +71,39 @@ def test_each_part_has_its_share_at_any_time():
         for epoch in range(len(mine) // size):
             assert sorted(mine[epoch * size : (epoch + 1) * size]) == list(RANGES[i]), "every row once an epoch"
         if len(mine) >= 2 * size:
-            assert mine[:size] != mine[size : 2 * size], "each epoch has an order of its own"
+            assert mine[:size] != mine[size : 2 * size], "each epoch has another order"
 
 
 def test_shares_stay_exact():
-    """Also where a share is no small ratio, and after many rows, from which a run may go on."""
+    """Also for shares that are no small ratio, and after many rows, where a run may resume."""
     shares = (0.7, 0.2999, 0.0001)
     ranges = [range(1000), range(1000, 2000), range(2000, 3000)]
     mixture = list(zip(ranges, shares, strict=True))
     for start in (0, 10**6, 10**9):
-        found = IndexedBatches(Numbers(3000), single_host_share(10), seed=0, start_step=start // 10, mixture=mixture)
-        rows = np.array([int(x) for _ in range(2000) for x in next(found)["number"][:, 0]])
+        batches = IndexedBatches(Numbers(3000), single_host_share(10), seed=0, start_step=start // 10, mixture=mixture)
+        rows = np.array([int(x) for _ in range(2000) for x in next(batches)["number"][:, 0]])
         for r, share in zip(ranges, shares, strict=True):
             mine = (rows >= r.start) & (rows < r.stop)
             assert abs(mine.sum() - 20_000 * share) <= 2, (start, share)
-    epochs = []  # of the rows that follow on 10⁹: each part has used up its share of what came before
+    # Of the rows after 10⁹: each part has used its share of the rows before.
+    epochs = []
     note = lambda row, seed, epoch, number: epochs.append((number // 1000, epoch)) or row
-    found = IndexedBatches(
+    batches = IndexedBatches(
         Numbers(3000), single_host_share(10), seed=0, start_step=10**8, mixture=mixture, transform=note
     )
     for _ in range(2000):
-        next(found)
+        next(batches)
     for part, share in enumerate(shares):
         assert abs(min(epoch for x, epoch in epochs if x == part) - 10**9 * share / 1000) <= 1
 
 
 def test_a_step_and_any_number_of_hosts_determine_the_rows():
-    whole = numbers(single_host_share(10), batches=30)
-    assert numbers(single_host_share(10), start=17, batches=13) == whole[170:]
+    full = numbers(single_host_share(10), batches=30)
+    assert numbers(single_host_share(10), start=17, batches=13) == full[170:]
     halves = [numbers(Share(10, mine), batches=30) for mine in (range(0, 5), range(5, 10))]
     joined = [x for i in range(30) for half in halves for x in half[5 * i : 5 * i + 5]]
-    assert joined == whole
-    assert numbers(single_host_share(10), seed=1, batches=30) != whole
+    assert joined == full
+    assert numbers(single_host_share(10), seed=1, batches=30) != full
 
 
 def test_random_choices_differ_by_part_and_epoch():
@@ -113,22 +114,22 @@ def test_random_choices_differ_by_part_and_epoch():
 
 
 def test_a_mixture_is_the_text_of_its_parts(config):
-    """Tokens, documents and splits of each are those of the corpus by itself."""
+    """Tokens, documents and splits of each part equal those of the corpus alone."""
     corpus = load_splits(parse(config).data)
     assert corpus.name == "a-b-c" and corpus.parts == ("a", "b", "c")
     experiment = build_experiment(parse(config))
     for split in ("train", "validation", "test"):
-        found: Any = experiment.evaluation_rows(split)
+        actual: Any = experiment.evaluation_rows(split)
         start = 0
-        for number, (place, _) in enumerate(config.data.mixture):
-            own = load_splits(parse(apply_changes(config, {"data.mixture": (), "data.path": place})).data)
-            rows = StreamRows(own.splits[split], 32, own.tokenizer.begin)
-            assert found.ranges[number] == range(start, start + len(rows))
+        for number, (index, _) in enumerate(config.data.mixture):
+            alone = load_splits(parse(apply_changes(config, {"data.mixture": (), "data.path": index})).data)
+            rows = StreamRows(alone.splits[split], 32, alone.tokenizer.begin)
+            assert actual.ranges[number] == range(start, start + len(rows))
             for i in range(len(rows)):
                 for name, x in rows[i].items():
-                    assert np.array_equal(found[start + i][name], x), name
+                    assert np.array_equal(actual[start + i][name], x), name
             start += len(rows)
-        assert len(found) == start
+        assert len(actual) == start
 
 
 @pytest.mark.slow
@@ -145,21 +146,21 @@ def test_batches_of_text_have_the_shares(config):
 
 @pytest.mark.slow
 def test_a_run_resumes_and_scores_each_part(config, tmp_path):
-    train(config, tmp_path / "whole")
+    train(config, tmp_path / "uninterrupted")
     steps = iter([False] * 4 + [True])
     train(config, tmp_path / "run", should_stop=lambda: next(steps))
     train(config, tmp_path / "run")
-    found = [read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("whole", "run")]
-    losses = [{(x["step"], x["split"]): x["loss"] for x in lines} for lines in found]
+    actual = [read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("uninterrupted", "run")]
+    losses = [{(x["step"], x["split"]): x["loss"] for x in lines} for lines in actual]
     assert losses[0] == losses[1]
-    line = [x for x in found[0] if x["split"] == "validation"][-1]
+    line = [x for x in actual[0] if x["split"] == "validation"][-1]
     results = evaluate(tmp_path / "run", "validation", slices=("parts",))
     assert [x["slice"] for x in results] == ["a", "b", "c"]
     for result in results:
         assert np.isclose(line[f"loss/{result['slice']}"], result["loss"], rtol=1e-6)
-    (whole,) = evaluate(tmp_path / "run", "validation")
-    assert np.isclose(line["loss"], whole["loss"], rtol=1e-6)
-    assert np.isclose(sum(x["nll"] for x in results), whole["nll"], rtol=1e-6)
+    (uninterrupted,) = evaluate(tmp_path / "run", "validation")
+    assert np.isclose(line["loss"], uninterrupted["loss"], rtol=1e-6)
+    assert np.isclose(sum(x["nll"] for x in results), uninterrupted["nll"], rtol=1e-6)
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert saved["data"]["mixture"][0][1] == 0.5
     with pytest.raises(InputError, match=r"data.mixture=.* there"):
@@ -187,7 +188,7 @@ def test_masked_models_learn_from_mixtures(config, tmp_path):
         ({"train.carry_state": True}, "leave data.mixture out"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused(config, changes, message):
+def test_impossible_mixtures_are_refused(config, changes, message):
     with pytest.raises(InputError, match=message):
         parse(apply_changes(config, changes))
 
@@ -205,10 +206,10 @@ def test_a_part_without_text_is_named(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_places_with_the_same_name_keep_their_places(config, tmp_path):
+def test_paths_with_the_same_name_stay_separate(config, tmp_path):
     other = write_corpus(tmp_path / "more" / "a")
     mixture = ((str(tmp_path / "a"), 1), (str(tmp_path / "more" / "a"), 1))
     corpus = load_splits(parse(apply_changes(config, {"data.mixture": mixture})).data)
-    assert other and corpus.parts == tuple(place for place, _ in mixture)
+    assert other and corpus.parts == tuple(path for path, _ in mixture)
     assert corpus.name == "a-a" and {x.name for x in tmp_path.iterdir()} == {*"abc", "more", "cache"}
-    assert {x.name for x in (tmp_path / "a").iterdir()} == {f"{i}.txt" for i in range(8)}, "nothing beside the text"
+    assert {x.name for x in (tmp_path / "a").iterdir()} == {f"{i}.txt" for i in range(8)}, "nothing but the text"

@@ -1,4 +1,4 @@
-"""Associative recall: rows against the definition, where the queries stand, and what makes a row."""
+"""Associative recall: rows against the definition, gaps of the queries, and impossible settings."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from flash_lm.training.setup import build_experiment
 WORDS = 64
 
 
-def rows_of(parts, length=None, split="train", **options):
+def make_rows(parts, length=None, split="train", **options):
     config = get_config()
     length = length or max(tokens for tokens, _, _ in parts)
     config.data.update(corpus="mqar", pack="examples", length=length, tokens_per_batch=length)
@@ -28,7 +28,7 @@ def rows_of(parts, length=None, split="train", **options):
 @given(st.integers(1, 8), st.integers(0, 12), st.integers(0, 99), st.booleans())
 def test_a_row_is_as_defined(pairs, more, number, filler):
     length = 4 * pairs + 2 * more
-    _, rows = rows_of(((length, pairs, 100),), length + 3, random_filler=filler)
+    _, rows = make_rows(((length, pairs, 100),), length + 3, random_filler=filler)
     row = rows[number]
     inputs, targets, asked = row["inputs_BxL"], row["targets_BxL"], np.flatnonzero(row["loss_mask_BxL"])
     keys, values = inputs[: 2 * pairs : 2], inputs[1 : 2 * pairs : 2]
@@ -43,45 +43,45 @@ def test_a_row_is_as_defined(pairs, more, number, filler):
     assert row["segment_ids_BxL"].tolist() == [1] * length + [0] * 3
 
 
-def test_the_answer_does_not_follow_a_query():
-    """What follows is filler: a model that predicts the next token of the input does not learn this task."""
-    _, rows = rows_of(((16, 2, 100),), random_filler=False)
+def test_the_token_after_a_query_is_not_the_answer():
+    """Filler follows: a model that predicts the next input token does not learn this task."""
+    _, rows = make_rows(((16, 2, 100),), random_filler=False)
     for number in range(100):
         row = rows[number]
-        for place in np.flatnonzero(row["loss_mask_BxL"]):
-            assert place + 1 == 16 or row["inputs_BxL"][place + 1] == 0
+        for index in np.flatnonzero(row["loss_mask_BxL"]):
+            assert index + 1 == 16 or row["inputs_BxL"][index + 1] == 0
 
 
 def test_filler_can_be_a_key():
-    _, rows = rows_of(((64, 2, 200),))
+    _, rows = make_rows(((64, 2, 200),))
     filler = np.concatenate([rows[i]["inputs_BxL"][4:] for i in range(200)])
     assert len(set(filler)) == WORDS  # all words
 
 
 def test_gaps_follow_the_power_law():
-    """The share of rows with a query at each gap, against draws by weighted sampling without replacement."""
+    """The share of rows with a query at each gap, against weighted sampling without replacement."""
     pairs, length, count = 2, 24, 4000
-    _, rows = rows_of(((length, pairs, count),), random_filler=False)
-    found = np.zeros(10)
+    _, rows = make_rows(((length, pairs, count),), random_filler=False)
+    actual = np.zeros(10)
     for number in range(count):
-        found[(np.flatnonzero(rows[number]["loss_mask_BxL"]) - 2 * pairs) // 2] += 1
+        actual[(np.flatnonzero(rows[number]["loss_mask_BxL"]) - 2 * pairs) // 2] += 1
     likely = 0.01 * np.arange(1, 11) ** (0.01 - 1.0)
     likely /= likely.sum()
-    # Two draws: a gap is drawn first, or second after another.
+    # Two draws: a gap is drawn first, or second after another one.
     second = [sum(likely[i] * likely[gap] / (1 - likely[i]) for i in range(10) if i != gap) for gap in range(10)]
     expected = likely + np.array(second)
-    np.testing.assert_allclose(found / count, expected, atol=4 * 0.5 / np.sqrt(count))
+    np.testing.assert_allclose(actual / count, expected, atol=4 * 0.5 / np.sqrt(count))
 
 
-def test_rows_differ_between_numbers_and_splits_and_come_again():
+def test_rows_differ_between_numbers_and_splits_and_are_deterministic():
     parts = ((16, 2, 30), (32, 4, 30))
-    found = [rows_of(parts, split=split)[1][i]["inputs_BxL"].tobytes() for split in SPLITS for i in range(60)]
-    assert len(set(found)) == len(found)
-    assert rows_of(parts, split="validation")[1][7]["inputs_BxL"].tobytes() == found[67]
+    actual = [make_rows(parts, split=split)[1][i]["inputs_BxL"].tobytes() for split in SPLITS for i in range(60)]
+    assert len(set(actual)) == len(actual)
+    assert make_rows(parts, split="validation")[1][7]["inputs_BxL"].tobytes() == actual[67]
 
 
-def test_parts_follow_each_other():
-    corpus, rows = rows_of(((16, 2, 3), (32, 4, 5)))
+def test_parts_are_consecutive():
+    corpus, rows = make_rows(((16, 2, 3), (32, 4, 5)))
     assert corpus.splits["test"].parts() == {"2 pairs in 16 tokens": range(3), "4 pairs in 32 tokens": range(3, 8)}
     assert [int(rows[i]["loss_mask_BxL"].sum()) for i in range(8)] == [2] * 3 + [4] * 5
 
@@ -95,7 +95,7 @@ def test_parts_follow_each_other():
         ({"words": 16, "train": ((64, 8, 1),)}, "data.mqar.words=16 has too few keys for 64 pairs"),
     ],
 )
-def test_what_cannot_be_made(options, expected):
+def test_impossible_settings_are_refused(options, expected):
     config = get_config()
     config.data.update(corpus="mqar", pack="examples", length=256, tokens_per_batch=256)
     config.data.mqar.update(**options)
@@ -103,7 +103,7 @@ def test_what_cannot_be_made(options, expected):
         parse(config)
 
 
-def test_training_needs_rows_that_are_long_enough_and_a_test_may_have_longer_ones():
+def test_training_rows_must_fit_and_test_rows_may_be_longer():
     config = get_config()
     config.model.update(family="aft_simple", num_layers=1, model_dim=8, num_heads=1, max_length=64)
     config.data.update(corpus="mqar", pack="examples", length=16, tokens_per_batch=16)

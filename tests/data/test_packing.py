@@ -1,4 +1,4 @@
-"""Packing loses nothing: every token but begin-of-text is a target exactly once, after the tokens before it."""
+"""Packing loses nothing: each token except begin-of-text is a target once, after the tokens before it."""
 
 import itertools
 
@@ -14,7 +14,7 @@ BEGIN, END = 1, 2
 
 
 def store(sizes, seed=0) -> TokenizedText:
-    """Documents of given sizes; all other tokens are different, so that each can be told apart."""
+    """Documents of these sizes; all other tokens are different, and so identify a document."""
     fresh = iter(np.random.default_rng(seed).permutation(np.arange(10, 10 + sum(sizes))).tolist())
     documents = [[BEGIN, *(next(fresh) for _ in range(size)), END] for size in sizes]
     tokens = np.array([token for document in documents for token in document], np.uint16)
@@ -22,11 +22,11 @@ def store(sizes, seed=0) -> TokenizedText:
 
 
 def test_lines_are_counted_whether_or_not_they_end():
-    """Of each document, also of one in pieces; its last line needs no line end."""
+    """In each document, also in one of several pieces; the last line needs no line end."""
     documents = [["a b\n", "c\n"], ["d"], ["e\nf", "g\n", "h"]]
     pieces = [Piece(text, begins_document=i == 0) for document in documents for i, text in enumerate(document)]
-    found = encode_in_memory(pieces, ByteTokenizer())
-    assert found.lines == 2 + 1 + 3 and found.bytes == 6 + 1 + 6
+    actual = encode_in_memory(pieces, ByteTokenizer())
+    assert actual.lines == 2 + 1 + 3 and actual.bytes == 6 + 1 + 6
 
 
 CASES = {
@@ -55,7 +55,7 @@ def test_every_token_is_predicted_once_from_the_one_before(pack, sizes):
 
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("pack", PACKERS)
-def test_segments_are_contiguous_runs_with_positions_of_their_own(pack, sizes):
+def test_segments_are_contiguous_and_have_separate_positions(pack, sizes):
     rows = PACKERS[pack](store(sizes), 16, BEGIN)
     for row in (rows[i] for i in range(len(rows))):
         ids, positions = row["segment_ids_BxL"], row["positions_BxL"]
@@ -71,8 +71,8 @@ def test_documents_are_isolated():
     rows = PACKERS["documents"](tokens, 16, BEGIN)
     for row in (rows[i] for i in range(len(rows))):
         for segment in set(row["segment_ids_BxL"].tolist()) - {0}:
-            here = row["inputs_BxL"][row["segment_ids_BxL"] == segment]
-            assert len({owner[int(token)] for token in here if token > END}) <= 1
+            inputs = row["inputs_BxL"][row["segment_ids_BxL"] == segment]
+            assert len({owner[int(token)] for token in inputs if token > END}) <= 1
 
 
 def test_streams_are_full_and_documents_are_packed_tightly():

@@ -24,12 +24,12 @@ KEPT = [pair for pair in PAIRS if pair[0].strip()]
 
 
 def config(folder):
-    found = get_config()
-    found.data.update(corpus="hf", path=str(folder), text_column="de", pair_column="en", pack="examples")
+    actual = get_config()
+    actual.data.update(corpus="hf", path=str(folder), text_column="de", pair_column="en", pack="examples")
     cache = str(folder.parent / "cache")
-    found.data.update(tokenizer="bytes", tokens_per_batch=8 * 64, length=64, cache_dir=cache)
-    found.model.max_length = 64
-    return found
+    actual.data.update(tokenizer="bytes", tokens_per_batch=8 * 64, length=64, cache_dir=cache)
+    actual.model.max_length = 64
+    return actual
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def corpus(folder):
     return load_splits(parse(config(folder)).data)
 
 
-def text_of(corpus, ids) -> str:
+def decode(corpus, ids) -> str:
     return corpus.tokenizer.decode(ids)
 
 
@@ -54,34 +54,34 @@ def test_an_example_is_both_texts_and_their_ends(corpus):
         one = split.example(number, 64)
         ids = one.ids.tolist()
         assert ids[0] == begin and ids[one.prompt_length - 2 : one.prompt_length] == [end, begin] and ids[-1] == end
-        assert text_of(corpus, ids[1 : one.prompt_length - 2]) == first
-        assert text_of(corpus, ids[one.prompt_length : -1]) == second
+        assert decode(corpus, ids[1 : one.prompt_length - 2]) == first
+        assert decode(corpus, ids[one.prompt_length : -1]) == second
 
 
-def test_rows_read_from_left_to_right_predict_only_the_second_text(corpus):
+def test_causal_rows_predict_only_the_second_text(corpus):
     rows = ExampleRows(corpus.splits["train"], 64, corpus.tokenizer.begin)
     for number, (_, second) in enumerate(KEPT):
         row = rows[number]
         predicted = row["targets_BxL"][row["loss_mask_BxL"] > 0]
-        assert text_of(corpus, predicted[:-1]) == second and predicted[-1] == corpus.tokenizer.end
+        assert decode(corpus, predicted[:-1]) == second and predicted[-1] == corpus.tokenizer.end
 
 
-def test_rows_with_a_source_have_the_texts_apart(corpus):
+def test_rows_with_a_source_hold_the_texts_separately(corpus):
     rows = SourceRows(corpus.splits["train"], 64, corpus.tokenizer.begin)
     for number, (first, second) in enumerate(KEPT):
         row = rows[number]
         source = row["source_BxM"][row["source_segment_ids_BxM"] > 0]
         assert source[0] == corpus.tokenizer.begin and source[-1] == corpus.tokenizer.end
-        assert text_of(corpus, source[1:-1]) == first
+        assert decode(corpus, source[1:-1]) == first
         real = row["segment_ids_BxL"] > 0
         assert row["inputs_BxL"][0] == corpus.tokenizer.begin
-        assert text_of(corpus, row["inputs_BxL"][real][1:]) == second
-        assert text_of(corpus, row["targets_BxL"][real][:-1]) == second
+        assert decode(corpus, row["inputs_BxL"][real][1:]) == second
+        assert decode(corpus, row["targets_BxL"][real][:-1]) == second
         np.testing.assert_array_equal(row["loss_mask_BxL"], real)
 
 
-def test_what_does_not_fit_is_cut_at_the_end(corpus):
-    """In one row the longer text gives first; with a source each text has a row of its own."""
+def test_texts_that_do_not_fit_are_truncated_at_the_end(corpus):
+    """In one row the longer text is truncated first; with a source each text has a separate row."""
     split = corpus.splits["train"]
     for number, (first, second) in enumerate(KEPT):
         one = split.example(number, 15)
@@ -108,8 +108,8 @@ def test_examples_without_a_first_part_have_no_source():
         SourceRows(corpus.splits["train"], 32, corpus.tokenizer.begin)
 
 
-def test_a_question_without_a_beginning_is_no_second_part():
-    """A needle's answer goes on in the text; its question would be cut off a source."""
+def test_an_answer_that_continues_its_text_is_no_second_part():
+    """The answer to a needle continues the text; truncating a source would remove its question."""
     config = get_config()
     config.data.update(corpus="needle", path=__file__, pack="examples", length=512)
     corpus = load_splits(parse(config).data)
@@ -118,7 +118,7 @@ def test_a_question_without_a_beginning_is_no_second_part():
 
 
 def test_only_a_data_set_has_pairs(tmp_path):
-    """Documents of other corpora are no pairs, whatever the key says."""
+    """Documents of other corpora are no pairs, whatever the key."""
     config = get_config()
     config.data.update(corpus="text", path=str(tmp_path), pair_column="b", pack="examples")
     with pytest.raises(InputError, match="data.corpus=text needs data.pack=stream or documents, not examples"):
@@ -156,8 +156,8 @@ def test_a_source_that_is_too_long():
         ),
     ],
 )
-def test_keys_that_do_not_go_together(folder, keys, match):
-    found = config(folder)
-    found.update_from_flattened_dict(keys)
+def test_keys_that_exclude_each_other(folder, keys, match):
+    actual = config(folder)
+    actual.update_from_flattened_dict(keys)
     with pytest.raises(InputError, match=match):
-        parse(found)
+        parse(actual)

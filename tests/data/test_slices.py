@@ -1,4 +1,4 @@
-"""Slices of a split: which targets only the row itself can tell, by hand, and parts of made data."""
+"""Slices of a split: targets that need in-context recall, checked by hand, and parts of synthetic data."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def row(tokens, segments=None):
     return arrays
 
 
-def test_a_pair_that_stood_in_the_row_and_is_rare_in_training():
+def test_a_pair_that_occurred_in_the_row_and_is_rare_in_training():
     train = text(5, 6, 5, 6, 5, 6, 7, 8)  # 5 6 three times, 6 5 twice, the others once
     tokens = [7, 8, 5, 6, 7, 8, 5, 6, 7, 8]
     assert Recalled(train, rare=2)(row(tokens)).tolist() == [
@@ -51,17 +51,17 @@ def test_a_pair_that_stood_in_the_row_and_is_rare_in_training():
 
 
 def test_another_document_of_the_row_does_not_count():
-    found = Recalled(text(1, 2), rare=9)(row([7, 8, 7, 8, 7, 8], [1, 1, 2, 2, 2]))
-    assert found.tolist() == [False, False, False, False, True]
+    actual = Recalled(text(1, 2), rare=9)(row([7, 8, 7, 8, 7, 8], [1, 1, 2, 2, 2]))
+    assert actual.tolist() == [False, False, False, False, True]
 
 
 def test_words_that_training_lacks_make_no_frequent_pair():
-    """In base 9, the pair 0 9 of a word beyond training would be the number of 1 0."""
+    """In base 9, the pair 0 9, whose 9 is not in training, would have the number of 1 0."""
     train = text(1, 0, 1, 0, 1, 0, 8)
     assert Recalled(train, rare=1)(row([0, 9, 0, 9])).tolist() == [False, False, True]
 
 
-def test_the_bound_is_the_published_one_in_proportion():
+def test_the_bound_is_proportional_to_the_published_one():
     assert rare_pairs(text(*range(100))) == 1
     assert rare_pairs(TokenizedText(np.zeros(24_000_000, np.uint8), np.array([0]), 0, 0, 0)) == 3
 
@@ -82,13 +82,13 @@ def test_every_target_is_in_one_slice():
 
 
 def test_slices_by_position_double_and_end_with_the_row():
-    of = position_slices(None, "test", None)  # pyright: ignore[reportArgumentType]
-    names = lambda length: [*of([row(range(length + 1))]).names]
+    slices = position_slices(None, "test", None)  # pyright: ignore[reportArgumentType]
+    names = lambda length: [*slices([row(range(length + 1))]).names]
     assert names(40) == ["0–39"] and names(64) == ["0–63"] and names(100) == ["0–63", "64–99"]
     assert names(512) == ["0–63", "64–127", "128–255", "256–511"]
     document = row(range(101))  # two documents of 70 and 30 tokens
     document["positions_BxL"][:] = [*range(70), *range(30)]
-    first, second = SlicedRows([document], of([document]))[0]["slices_BxKxL"]
+    first, second = SlicedRows([document], slices([document]))[0]["slices_BxKxL"]
     assert second.nonzero()[0].tolist() == [*range(64, 70)] and (first ^ second).all()
 
 

@@ -1,4 +1,4 @@
-"""Batches of a stream: each document once an epoch, any place resumed exactly, hosts disjoint, errors of the thread."""
+"""Batches of a stream: documents once per epoch, exact resume at any position, disjoint hosts, errors of the thread."""
 
 import itertools
 import json
@@ -45,50 +45,50 @@ def batches(folder, pack="documents", **settings):
     return StreamedBatches(stream, BYTES, PACKERS[pack], 16, share, **{"seed": 0, "buffer": 0} | settings)
 
 
-def texts(found) -> list[str]:
+def texts(packed_batches) -> list[str]:
     """The documents of batches packed as documents, in order; each is shorter than a row."""
     texts = []
-    for batch in found:
+    for batch in packed_batches:
         for tokens, segments in zip(batch["inputs_BxL"], batch["segment_ids_BxL"], strict=True):
             texts += [BYTES.decode(tokens[segments == i]) for i in range(1, segments.max() + 1)]
     return texts
 
 
-def epoch(folder, **settings):
+def first_epoch(folder, **settings):
     """The batches that begin in the first epoch."""
-    found, source = [], batches(folder, **settings)
+    results, source = [], batches(folder, **settings)
     while source.state()["epoch"] == 0:
-        found.append(next(source))
-    return found
+        results.append(next(source))
+    return results
 
 
 def test_an_epoch_has_each_document_once(folder):
-    found = texts(epoch(folder))
+    actual = texts(first_epoch(folder))
     # The last batch may reach into the next epoch.
-    assert set(found) == set(ROWS)
-    assert len(ROWS) <= len(found) <= len(ROWS) + 12
-    assert found[: len(ROWS)] != ROWS
+    assert set(actual) == set(ROWS)
+    assert len(ROWS) <= len(actual) <= len(ROWS) + 12
+    assert actual[: len(ROWS)] != ROWS
 
 
 @pytest.mark.parametrize("buffer", [0, 400])
 @pytest.mark.parametrize("pack", PACKERS)
-def test_any_place_is_resumed_exactly(folder, pack, buffer):
+def test_any_position_is_resumed_exactly(folder, pack, buffer):
     masking = Masking(BYTES, 0.3)
     source = batches(folder, pack, transform=masking, buffer=buffer)
-    whole, places = [], [source.state()]
+    full, positions = [], [source.state()]
     for _ in range(40):  # more than an epoch
-        whole.append(next(source))
-        places.append(json.loads(json.dumps(source.state())))
-    assert places[-1]["epoch"] > 0
+        full.append(next(source))
+        positions.append(json.loads(json.dumps(source.state())))
+    assert positions[-1]["epoch"] > 0
     for start in range(34):
-        again = batches(folder, pack, transform=masking, position=places[start], buffer=buffer)
-        for expected, batch in zip(whole[start : start + 6], again, strict=False):
+        again = batches(folder, pack, transform=masking, position=positions[start], buffer=buffer)
+        for expected, batch in zip(full[start : start + 6], again, strict=False):
             for name, x in expected.items():
                 assert np.array_equal(x, batch[name])
 
 
 def test_the_order_follows_the_seed_and_the_epoch(folder):
-    first, again, other = (texts(epoch(folder, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (texts(first_epoch(folder, seed=seed)) for seed in (1, 1, 2))
     assert first == again != other
     source = batches(folder, seed=1)
     second = texts(itertools.islice((b for b in source if source.state()["epoch"] == 1), 12))
@@ -96,24 +96,24 @@ def test_the_order_follows_the_seed_and_the_epoch(folder):
 
 
 def test_hosts_share_the_documents(folder):
-    shares = [texts(epoch(folder, share=Share(4, (2 * h, 2 * h + 1), h, 2))) for h in range(2)]
+    shares = [texts(first_epoch(folder, share=Share(4, (2 * h, 2 * h + 1), h, 2))) for h in range(2)]
     assert set(shares[0]) | set(shares[1]) == set(ROWS)
     assert not set(shares[0]) & set(shares[1])
 
 
-def distance(found: list[str]) -> float:
-    """How far a document lies from its place in the stream, on average."""
-    return float(np.mean([abs(ROWS.index(text) - i) for i, text in enumerate(found)]))
+def distance(documents: list[str]) -> float:
+    """Average distance of a document from its position in the stream."""
+    return float(np.mean([abs(ROWS.index(text) - i) for i, text in enumerate(documents)]))
 
 
-def test_documents_are_shuffled_over_the_whole_buffer(folder):
-    """Not inside windows alone: with a buffer over all documents they lie a third of the stream from their places."""
-    plain, buffered = (texts(epoch(folder, buffer=buffer))[: len(ROWS)] for buffer in (0, 10_000))
+def test_documents_are_shuffled_over_the_full_buffer(folder):
+    """With a buffer over all documents, they move by a third of the stream on average."""
+    plain, buffered = (texts(first_epoch(folder, buffer=buffer))[: len(ROWS)] for buffer in (0, 10_000))
     assert set(buffered) == set(ROWS)
     assert distance(plain) < 10 and 25 < distance(buffered) < 42
 
 
-def test_each_epoch_has_its_own_order_of_documents(folder):
+def test_each_epoch_has_another_order_of_documents(folder):
     source, epochs = batches(folder, buffer=10_000), {0: [], 1: []}
     while (number := source.state()["epoch"]) < 2:
         epochs[number] += texts([next(source)])

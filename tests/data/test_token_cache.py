@@ -1,4 +1,4 @@
-"""The cache: tokenised once, keyed by content, written whole or not at all."""
+"""The token cache: written once per content, completely or not at all."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tokenizers
-from small import ROOT, shared_as_usual, small_config, write_corpus
+from small import ROOT, check_permissions, small_config, write_corpus
 
 from flash_lm.config.experiment import parse
 from flash_lm.data import text_files, token_cache
@@ -24,8 +24,8 @@ def config(tmp_path):
     return parse(small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")).data
 
 
-def test_the_tokens_are_the_documents(config, monkeypatch):
-    monkeypatch.setattr(text_files, "_BLOCK", 64)  # documents of several pieces
+def test_the_tokens_are_those_of_the_documents(config, monkeypatch):
+    monkeypatch.setattr(text_files, "_BLOCK", 64)  # documents then have several pieces
     monkeypatch.setattr(token_cache, "_BATCH_BYTES", 200)
     tokenized = load_tokenized(config)
     corpus, tokenizer = token_cache.load_corpus(config), tokenized.tokenizer
@@ -41,7 +41,7 @@ def test_the_tokens_are_the_documents(config, monkeypatch):
         assert store.words == sum(len(text.split()) for text in texts)
 
 
-def test_it_is_tokenised_once(config, monkeypatch):
+def test_a_corpus_is_tokenized_once(config, monkeypatch):
     first = load_tokenized(config)
     monkeypatch.setattr(token_cache, "_tokenize", None)  # would fail if called
     second = load_tokenized(config)
@@ -49,12 +49,12 @@ def test_it_is_tokenised_once(config, monkeypatch):
     assert (first.splits["train"].tokens == second.splits["train"].tokens).all()
 
 
-def test_the_umask_says_who_reads_it(config, tmp_path):
-    with shared_as_usual(tmp_path / "cache"):
+def test_the_cache_respects_the_umask(config, tmp_path):
+    with check_permissions(tmp_path / "cache"):
         load_tokenized(config)
 
 
-def test_changed_content_is_tokenised_again(config, tmp_path):
+def test_changed_content_is_tokenized_again(config, tmp_path):
     first = load_tokenized(config)
     write_corpus(tmp_path / "corpus", seed=1)
     second = load_tokenized(config)
@@ -118,7 +118,7 @@ print(len(store.starts) - 1, len(store.tokens), int(store.tokens[:1000000].astyp
 """
 
 
-def loading(path, cache, tokenizer: str) -> subprocess.Popen:
+def start_loading(path, cache, tokenizer: str) -> subprocess.Popen:
     words = [sys.executable, "-c", LOAD, str(path), str(cache), tokenizer]
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
@@ -127,25 +127,25 @@ def loading(path, cache, tokenizer: str) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_processes_that_build_the_same_cache_at_once_get_the_same(tmp_path):
+def test_processes_that_build_a_cache_at_the_same_time_agree(tmp_path):
     path = write_corpus(tmp_path / "corpus", documents=60, lines=200)
-    processes = [loading(path, tmp_path / "cache", "sentencepiece") for _ in range(3)]
+    processes = [start_loading(path, tmp_path / "cache", "sentencepiece") for _ in range(3)]
     for process in processes:
         print(file=process.stdin, flush=True)
     outputs = {process.communicate(timeout=300)[0].rsplit(" ", 1)[0] for process in processes}
     assert len(outputs) == 1 and all(process.returncode == 0 for process in processes)
-    assert len(list((tmp_path / "cache").iterdir())) == 2  # a tokenizer and a corpus, and nothing half-made
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # a tokenizer and a corpus, and no partial files
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tokenizer", "megabytes"), [("bytes", 200), ("sentencepiece", 30)])
-def test_one_document_on_one_line_is_tokenised_in_bounded_memory(tmp_path, tokenizer, megabytes):
+def test_one_document_on_one_line_is_tokenized_in_bounded_memory(tmp_path, tokenizer, megabytes):
     draw = np.random.default_rng(0)
     words = np.array([b"the ", b"cat ", b"sees ", "naïve ".encode(), "猫 ".encode(), b"12 "])
     with open(tmp_path / "line.txt", "wb") as file:
         while file.tell() < megabytes << 20:
             file.write(b"".join(words[draw.integers(len(words), size=50_000)]))
-    process = loading(tmp_path / "line.txt", tmp_path / "cache", tokenizer)
+    process = start_loading(tmp_path / "line.txt", tmp_path / "cache", tokenizer)
     out, _ = process.communicate("\n", timeout=600)
     documents, tokens, _, used = map(int, out.split())
     assert documents == 1
@@ -164,7 +164,7 @@ def test_a_hundred_thousand_documents_of_one_token(config, tmp_path):
         assert (np.diff(store.starts) == 3).all() and store.bytes == store.words == len(store.starts) - 1
 
 
-def test_documents_of_nothing_but_white_space_are_left_out(config, tmp_path):
+def test_documents_of_white_space_are_left_out(config, tmp_path):
     texts = ["", "first", "", " ", "second", "\n", ""] * 50
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     config = dataclasses.replace(config, corpus="hf", path=str(tmp_path / "rows.jsonl"), tokenizer="bytes")
@@ -174,15 +174,15 @@ def test_documents_of_nothing_but_white_space_are_left_out(config, tmp_path):
     assert sum(store.bytes for store in tokenized.splits.values()) == 50 * len("first" + "second")
 
 
-def test_a_corpus_that_changes_while_it_is_tokenised_is_not_cached(config, tmp_path, monkeypatch):
+def test_a_corpus_that_changes_during_tokenization_is_not_cached(config, tmp_path, monkeypatch):
     tokenize = token_cache._tokenize
 
-    def and_change(corpus, split, *rest):
+    def change_and_tokenize(corpus, split, *rest):
         if split == "test":
             write_corpus(tmp_path / "corpus", seed=1)
         return tokenize(corpus, split, *rest)
 
-    monkeypatch.setattr(token_cache, "_tokenize", and_change)
+    monkeypatch.setattr(token_cache, "_tokenize", change_and_tokenize)
     with pytest.raises(InputError, match="changed while it was tokenised|shrank"):
         load_tokenized(config)
     assert not list((tmp_path / "cache").iterdir())
@@ -208,7 +208,7 @@ def test_a_given_tokenizer_is_used_and_a_missing_one_reported(config, tmp_path):
 
 
 def test_a_tokenizer_of_hugging_face_is_one_file(config, tmp_path):
-    """As its library saves one: the ids are the library's, between the special tokens of usual names."""
+    """As its library saves it; the ids equal those of the library, with the usual names of special tokens."""
     theirs = tokenizers.Tokenizer(tokenizers.models.BPE())
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     theirs.decoder = tokenizers.decoders.ByteLevel()
@@ -236,7 +236,7 @@ def test_a_tokenizer_is_trained_on_text_without_line_ends(tmp_path):
 
 
 def test_a_cache_from_elsewhere_runs_no_code(config, tmp_path, caplog):
-    """An array of objects is pickled, and to read it would run what is in it."""
+    """An array of objects is pickled, and reading it would run its code."""
 
     class Evil:
         def __reduce__(self):

@@ -1,4 +1,4 @@
-"""Tokenizers restore texts exactly, count bytes exactly, and refuse what they cannot use."""
+"""Tokenizers restore texts exactly, count bytes exactly, and refuse text that they cannot represent."""
 
 import random
 
@@ -13,24 +13,24 @@ from flash_lm.errors import InputError
 LINES = ["def f(x):\n", "    return x + 1\n", "\tüber 猫  two  spaces\n", "\n"] * 50
 
 
-def drawn(characters: str) -> list[str]:
+def draw_words(characters: str) -> list[str]:
     draw = random.Random(1)
     return ["".join(draw.choices(characters, k=80)) + "\n" for _ in range(60)]
 
 
-# Text of several kinds; only the first has blanks enough for a piece of their own.
+# Text of several kinds; only the first has enough blanks for a separate piece.
 KINDS = {
     "prose": LINES,
-    "han": drawn("春眠不覺曉處處聞啼鳥夜來風雨聲花落知多少"),
-    "dna": [line.strip() for line in drawn("ACGT")],
+    "han": draw_words("春眠不覺曉處處聞啼鳥夜來風雨聲花落知多少"),
+    "dna": [line.strip() for line in draw_words("ACGT")],
     "minified": [f'{{"key{i % 7}":[{i},{{"x":null,"y":"z"}}]}}\n' for i in range(200)],
-    "one blank": ["a b\n", *drawn("abcdefgh") * 40],
-    "tabs": drawn("ab\t\r"),
+    "one blank": ["a b\n", *draw_words("abcdefgh") * 40],
+    "tabs": draw_words("ab\t\r"),
 }
 
 
 @pytest.fixture(scope="module")
-def trained():
+def trained_tokenizers():
     return {kind: train_sentencepiece(lines, 300) for kind, lines in KINDS.items()}
 
 
@@ -38,8 +38,8 @@ def trained():
 @given(st.text(st.characters(blacklist_categories=["Cs"])) | st.text('ab \n\t▁春雨ACGT{":,}<s>[MASK]\u3000\xa0'))
 @example(" ")
 @example(" ▁ a▁ b  \n ")
-def test_any_text_is_restored_whatever_the_tokenizer_was_trained_on(trained, text):
-    for kind, tokenizer in trained.items():
+def test_any_text_is_restored_by_a_tokenizer_of_any_corpus(trained_tokenizers, text):
+    for kind, tokenizer in trained_tokenizers.items():
         ids = tokenizer.encode([text])[0].tolist()
         assert tokenizer.decode(ids) == text, kind
         assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode(), kind
@@ -60,7 +60,7 @@ def tokenizer(request):
 def texts() -> list[str]:
     draw = random.Random(0)
     characters = "ab \t\n\r  üé猫\u200b🙂\x00<s>[MASK]▁"
-    # ▁ is how SentencePiece writes a blank.
+    # SentencePiece writes a blank as ▁.
     return ["", " ", "\n\n", "▁", "a▁b", "▁▁ ▁", "<s>", *("".join(draw.choices(characters, k=40)) for _ in range(50))]
 
 
@@ -70,7 +70,7 @@ def test_any_text_is_restored(tokenizer):
         assert tokenizer.decode(ids.tolist()) == text
 
 
-def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer):
+def test_the_bytes_of_tokens_add_up_to_the_text(tokenizer):
     counts = tokenizer.bytes_per_token()
     assert counts.shape == (tokenizer.vocab_size,)
     for text in texts():
@@ -80,7 +80,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer):
     assert not counts[[tokenizer.begin, tokenizer.end]].any()
 
 
-def test_special_tokens_stand_at_the_same_ids_and_never_come_from_text(tokenizer):
+def test_special_tokens_have_fixed_ids_and_never_occur_in_text(tokenizer):
     assert (tokenizer.begin, tokenizer.end) == (SPECIALS.index("<s>"), SPECIALS.index("</s>"))
     for ids in tokenizer.encode(["<s></s>[MASK]<pad>"]):
         assert min(ids) >= len(SPECIALS)
@@ -93,7 +93,7 @@ def test_save_and_load(tokenizer, tmp_path):
     assert loaded.encode(LINES)[1].tolist() == tokenizer.encode(LINES)[1].tolist()
 
 
-def test_no_tokenizer_ends_in_a_clear_line(tmp_path):
+def test_a_missing_tokenizer_is_reported_in_one_line(tmp_path):
     with pytest.raises(InputError, match="holds no tokenizer"):
         load_tokenizer(tmp_path)
     with pytest.raises(InputError, match="not a SentencePiece model"):

@@ -17,14 +17,14 @@ from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.scoring import evaluate
 from flash_lm.training.train_loop import train
 
-# Its fixture trains a model until it has learned the answers.
+# The fixture trains a model until it has learned the answers.
 pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
 OTHER = dict(zip("春夏東南山", "秋冬西北水", strict=True))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Each character of a first line has one that answers it."""
+    """Each character of a first line has one answer."""
     folder = tmp_path_factory.mktemp("couplets")
     firsts = ["".join(x) for n in (1, 2, 3) for x in itertools.product(OTHER, repeat=n)] * 5
     for name, lines in (("in.txt", firsts), ("out.txt", ["".join(OTHER[x] for x in first) for first in firsts])):
@@ -50,7 +50,7 @@ def test_it_has_learned_the_answers(run):
 
 
 def test_other_couplets_are_scored_with_the_characters_of_the_run(run, tmp_path):
-    """In whose order they are, whatever the other text's are; one that it does not know counts as wrong."""
+    """In the order of that run, whatever the order in the other text; an unknown character counts as wrong."""
     firsts = ["山山", "南山", "東東", "?南"]
     for split in ("train", "validation", "test"):
         (tmp_path / split).mkdir()
@@ -62,25 +62,25 @@ def test_other_couplets_are_scored_with_the_characters_of_the_run(run, tmp_path)
 
 def test_second_lines_are_as_long_as_the_first_and_ranked(writer):
     for first in ("春", "東山", "夏南春"):
-        found = writer(first, candidates=16, sampling=Sampling(temperature=3.0))
-        assert {len(one.text) for one in found} == {len(first)}
-        assert len({one.text for one in found}) == len(found) > 1
-        log_probs = [one.log_prob for one in found]
+        lines = writer(first, candidates=16, sampling=Sampling(temperature=3.0))
+        assert {len(one.text) for one in lines} == {len(first)}
+        assert len({one.text for one in lines}) == len(lines) > 1
+        log_probs = [one.log_prob for one in lines]
         assert log_probs == sorted(log_probs, reverse=True)
         (likeliest,) = writer(first, candidates=1, sampling=Sampling(temperature=0))
         assert likeliest.text == "".join(OTHER[x] for x in first)
 
 
-def test_a_log_probability_is_the_models_own(run, writer):
-    """The greedy second line's, against the logits of the whole row."""
+def test_a_log_probability_equals_that_of_the_model(run, writer):
+    """The log-probability of the greedy second line, against the logits of the full sequence."""
     trained = load_model(run)
-    (found,) = writer("東山", candidates=1, sampling=Sampling(temperature=0))
-    begin, (first, second) = trained.tokenizer.begin, trained.tokenizer.encode(["東山", found.text])
+    (lines,) = writer("東山", candidates=1, sampling=Sampling(temperature=0))
+    begin, (first, second) = trained.tokenizer.begin, trained.tokenizer.encode(["東山", lines.text])
     ids = np.concatenate([[begin], first, [begin], second])
     logits = np.asarray(trained.model.bind(trained.params)(ids[None, :-1]), np.float64)[0]
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     expected = log_probs[np.arange(len(ids) - 1), ids[1:]][-2:].sum()
-    assert found.log_prob == pytest.approx(expected, abs=1e-4)
+    assert lines.log_prob == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_command(run, capsys):
@@ -106,14 +106,14 @@ def test_the_command(run, capsys):
         ("春", 0, "samples=0 must be from 1"),
     ],
 )
-def test_what_cannot_be_answered(writer, first, candidates, expected):
+def test_first_lines_without_an_answer(writer, first, candidates, expected):
     with pytest.raises(InputError, match=expected):
         writer(first, candidates)
 
 
 def test_other_models_answer_no_couplets(run):
     trained = load_model(run)
-    of_text = dataclasses.replace(trained.config.data, corpus="stdlib", pack="stream")
-    other = dataclasses.replace(trained, config=dataclasses.replace(trained.config, data=of_text))
+    text_config = dataclasses.replace(trained.config.data, corpus="stdlib", pack="stream")
+    other = dataclasses.replace(trained, config=dataclasses.replace(trained.config, data=text_config))
     with pytest.raises(InputError, match="was not trained to continue couplets"):
         CoupletWriter(other)

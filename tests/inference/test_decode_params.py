@@ -1,4 +1,4 @@
-"""A decode loop's parameters: equal to those of training to the bit, and in memory only once."""
+"""Parameters of a decode loop: equal to those of training to the bit, and in memory only once."""
 
 import gc
 
@@ -29,10 +29,10 @@ def test_split_parameters_replace_the_stack(family):
     constants = sum(x.nbytes for x in jax.tree.leaves(model.constants))
     assert len(decode_params.unstacked.blocks) == model.abstract.num_blocks
     assert bytes_in_memory() - before <= size + constants
-    found = decode_params.stacked
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    actual = decode_params.stacked
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
     layers = sum(x.nbytes for x in jax.tree.leaves(expected["layers"]))
-    assert bytes_in_memory() - before >= size + layers  # while somebody keeps the stack
-    del found
+    assert bytes_in_memory() - before >= size + layers  # while the stack is kept
+    del actual
     assert bytes_in_memory() - before <= size + constants

@@ -1,4 +1,4 @@
-"""The decode loop against the model's parallel form recomputed for every token, for every family."""
+"""The decode loop against the parallel form recomputed for each token, for every family."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.representatives("transformer_plus_plus", "flash")
 
 END, VOCAB = 2, SHAPE["vocab_size"]
 _MESH = parse(get_config()).mesh
-RULES = dataclasses.replace(_MESH, rules=_MESH.rules[1:])  # 61 words cannot be cut into two
+RULES = dataclasses.replace(_MESH, rules=_MESH.rules[1:])  # 61 words cannot be split into two
 GREEDY = SamplingArrays.from_sampling(Sampling(temperature=0))
 PROMPTS = [np.random.default_rng(i).integers(5, VOCAB, size=n).astype(np.int32) for i, n in enumerate((3, 17, 9))]
 MAX_TOKENS = 8
@@ -47,13 +47,13 @@ def engine(family: str, shape: tuple[int, ...] = (1, 1, 1), end: int = END) -> E
     return Engine(DecodeParams(model, params), devices, end=end, allowed_V=ALLOWED)
 
 
-def greedy(logits_of: Callable, ids: list[int], count: int = MAX_TOKENS) -> tuple[list[int], list[float]]:
-    """Greedy tokens after `ids` and their log-probabilities; `logits_of` reads a whole padded row of LENGTH."""
+def greedy(compute_logits: Callable, ids: list[int], count: int = MAX_TOKENS) -> tuple[list[int], list[float]]:
+    """Greedy tokens after `ids` and their log-probabilities; `compute_logits` reads a full padded row of LENGTH."""
     begins, log_probs = len(ids), []
     for _ in range(count):
         padded = np.zeros((1, LENGTH), np.int32)
         padded[0, : len(ids)] = ids
-        logits = np.asarray(logits_of(padded), np.float64)[0, len(ids) - 1]
+        logits = np.asarray(compute_logits(padded), np.float64)[0, len(ids) - 1]
         token = int(np.where(ALLOWED, logits, -np.inf).argmax())
         if token == END:
             break
@@ -63,22 +63,22 @@ def greedy(logits_of: Callable, ids: list[int], count: int = MAX_TOKENS) -> tupl
 
 
 @functools.cache
-def recomputed(family: str, row: int, count: int = MAX_TOKENS) -> tuple[list[int], list[float]]:
-    """`greedy` after a prompt, the whole prefix again for each token."""
+def greedy_recomputed(family: str, row: int, count: int = MAX_TOKENS) -> tuple[list[int], list[float]]:
+    """`greedy` after a prompt; each token recomputes the full prefix."""
     model = case(family, True)
     twice = lambda padded: model.logits(model.params, np.concatenate([padded, np.zeros_like(padded)]))
     return greedy(twice, PROMPTS[row].tolist(), count)
 
 
 def assert_row(new, b: int, family: str, row: int) -> None:
-    tokens, log_probs = recomputed(family, row)
+    tokens, log_probs = greedy_recomputed(family, row)
     assert new.tokens_BxT[b, : new.lengths_B[b]].tolist() == tokens
     np.testing.assert_allclose(new.log_probs_BxT[b, : new.lengths_B[b]], log_probs, atol=1e-4)
     assert new.finished_B[b] == (len(tokens) < MAX_TOKENS)
 
 
 @each_family
-def test_a_batch_of_different_lengths_is_each_prompt_alone(family):
+def test_a_batch_of_different_lengths_equals_single_prompts(family):
     one = engine(family)
     _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
     for row in range(len(PROMPTS)):
@@ -86,9 +86,9 @@ def test_a_batch_of_different_lengths_is_each_prompt_alone(family):
 
 
 @each_family
-def test_scores_are_those_of_the_parallel_form(family):
+def test_scores_equal_those_of_the_parallel_form(family):
     one = engine(family)
-    pairs = [recomputed(family, row) for row in range(len(PROMPTS))]
+    pairs = [greedy_recomputed(family, row) for row in range(len(PROMPTS))]
     continuations = [np.array(tokens or [7], np.int32) for tokens, _ in pairs]
     for scored, (tokens, log_probs) in zip(one.score(PROMPTS, continuations), pairs, strict=True):
         if tokens:
@@ -96,30 +96,30 @@ def test_scores_are_those_of_the_parallel_form(family):
 
 
 def test_a_row_ends_at_end_of_text_and_the_others_continue():
-    """The second token of one row is made its end."""
-    tokens, _ = recomputed("flash", 1)
+    """The second token of one row becomes its end token."""
+    tokens, _ = greedy_recomputed("flash", 1)
     one = engine("flash", end=tokens[1])
     _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
     assert (new.lengths_B[1], new.finished_B[1]) == (tokens.index(tokens[1]), True)
     for row in (0, 2):
-        full, _ = recomputed("flash", row)
+        full, _ = greedy_recomputed("flash", row)
         stop = full.index(tokens[1]) if tokens[1] in full else len(full)
         assert new.tokens_BxT[row, : new.lengths_B[row]].tolist() == full[:stop]
 
 
-def test_many_short_calls_are_one_long_call():
-    """Samples too: a token's key depends on its row and place alone."""
+def test_many_short_calls_equal_one_long_call():
+    """Samples, too: a token's key depends on its row and position alone."""
     one, settings = engine("flash"), SamplingArrays.from_sampling(Sampling(temperature=1.5, top_k=20))
-    _, whole = one.advance(one.prefill(PROMPTS, MAX_TOKENS), settings, 5, MAX_TOKENS)
+    _, full = one.advance(one.prefill(PROMPTS, MAX_TOKENS), settings, 5, MAX_TOKENS)
     carry, parts = one.prefill(PROMPTS, MAX_TOKENS), []
     for size in (1, 4, 3):
         carry, new = one.advance(carry, settings, 5, size)
         parts.append(new)
     for row in range(len(PROMPTS)):
         pieces = [part.tokens_BxT[row, : part.lengths_B[row]] for part in parts]
-        assert np.concatenate(pieces).tolist() == whole.tokens_BxT[row, : whole.lengths_B[row]].tolist()
+        assert np.concatenate(pieces).tolist() == full.tokens_BxT[row, : full.lengths_B[row]].tolist()
     _, other = one.advance(one.prefill(PROMPTS, MAX_TOKENS), settings, 6, MAX_TOKENS)
-    assert not np.array_equal(other.tokens_BxT, whole.tokens_BxT)
+    assert not np.array_equal(other.tokens_BxT, full.tokens_BxT)
 
 
 @pytest.mark.parametrize("family", ["flash", "transformer_plus_plus"])
@@ -129,17 +129,17 @@ def test_other_lengths_compile_nothing(family):
     loop = one._loop
     compiled = (loop.start, loop.prefill, loop.advance, loop.score)
 
-    def work(length: int, max_tokens: int, temperature: float) -> None:
+    def generate(length: int, max_tokens: int, temperature: float) -> None:
         prompts = [np.arange(5, 5 + length, dtype=np.int32)] * 3
         settings = SamplingArrays.from_sampling(Sampling(temperature=temperature))
         carry, _ = one.advance(one.prefill(prompts, max_tokens), settings, length, max_tokens)
         one.advance(carry, settings, length, 1)
         one.score(prompts, [np.arange(5, 9, dtype=np.int32)] * 3)
 
-    work(8, 8, 0.0)
+    generate(8, 8, 0.0)
     before = [function._cache_size() for function in compiled]
     for length, max_tokens in ((1, 1), (7, 3), (5, 11), (6, 7)):
-        work(length, max_tokens, 0.1 * length)
+        generate(length, max_tokens, 0.1 * length)
     assert [function._cache_size() for function in compiled] == before
 
 
@@ -159,7 +159,7 @@ def test_the_state_is_donated_to_one_loop():
 
 
 def test_padding_rows_for_the_devices_delay_no_answer():
-    tokens, _ = recomputed("flash", 1)
+    tokens, _ = greedy_recomputed("flash", 1)
     one = engine("flash", (8, 1, 1), end=tokens[1])
     carry, new = one.advance(one.prefill(PROMPTS[1:2], MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
     assert new.lengths_B[0] == tokens.index(tokens[1])
@@ -167,7 +167,7 @@ def test_padding_rows_for_the_devices_delay_no_answer():
 
 
 def test_the_penalty_is_for_tokens_of_prompt_and_output():
-    """Against a loop over the whole prefix."""
+    """Against a loop over the full prefix."""
     model, penalty, ids = case("flash", True), 5.0, PROMPTS[1].tolist()
     for _ in range(MAX_TOKENS):
         padded = np.zeros((2, LENGTH), np.int32)
@@ -182,14 +182,14 @@ def test_the_penalty_is_for_tokens_of_prompt_and_output():
     )
     _, new = one.advance(one.prefill(PROMPTS[1:2], MAX_TOKENS), settings, 0, MAX_TOKENS)
     expected = ids[len(PROMPTS[1]) :]
-    assert END not in new.tokens_BxT[0, : new.lengths_B[0]] and expected != recomputed("flash", 1)[0]
+    assert END not in new.tokens_BxT[0, : new.lengths_B[0]] and expected != greedy_recomputed("flash", 1)[0]
     assert new.tokens_BxT[0, : new.lengths_B[0]].tolist() == expected
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 1, 2), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("family", ["flash", "transformer_plus_plus"])
 def test_sharded(family, shape):
-    """Parameters cut by the usual rules, rows spread over the devices and filled up to a number that divides."""
+    """Parameters sharded by the usual rules; the batch is sharded, and padded to a multiple of the devices."""
     one = engine(family, shape)
     _, new = one.advance(one.prefill(PROMPTS, MAX_TOKENS), GREEDY, 0, MAX_TOKENS)
     for row in range(len(PROMPTS)):

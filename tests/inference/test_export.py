@@ -1,4 +1,4 @@
-"""Exported models: every family, dtype and mesh to the bit, tokenizers with equal ids, and a card that says no more."""
+"""Exported models: each family, dtype and mesh to the bit, tokenizers with equal ids, and correct model cards."""
 
 import dataclasses
 import io
@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from small import shared_as_usual, small_config, tasks_of, write_corpus
+from small import check_permissions, small_config, text_tasks, write_corpus
 from tokenizers import Tokenizer
 
 import flash_lm
@@ -44,7 +44,7 @@ CODE = {"git": "c0ffee123456", "versions": "python 3, jax 0"}
 
 
 def trained_model(folder: pathlib.Path, family: str, task: str = "causal_lm", param_dtype: str = "float32", **keys):
-    """A model of a run that is there, but for its checkpoint: parameters are drawn; `keys`: of config.model."""
+    """A model of a run without a checkpoint: the parameters are drawn; `keys`: of config.model."""
     raw = small_config("corpus", folder / "cache", family)
     raw.task = task
     raw.model.update(param_dtype=param_dtype, dropout=0.0, vocab_size=ByteTokenizer.vocab_size, **keys)
@@ -74,7 +74,7 @@ def assert_same_bits(trained: TrainedModel, params, constants) -> None:
 def test_a_round_trip(family, tmp_path):
     """Also onto a mesh of eight devices, and in the dtype of the parameters."""
     for dtype in ("float32", "bfloat16"):
-        trained = trained_model(tmp_path / dtype, family, tasks_of(family)[0], param_dtype=dtype)
+        trained = trained_model(tmp_path / dtype, family, text_tasks(family)[0], param_dtype=dtype)
         out = tmp_path / f"out_{dtype}"
         assert write(trained, out, "mit") == []
         for mesh in ((-1, 1, 1), (2, 2, 2)):
@@ -86,15 +86,15 @@ def test_a_round_trip(family, tmp_path):
 
 
 @pytest.mark.parametrize("x", [np.arange(6.0).reshape(2, 3).T, np.arange(24.0).reshape(2, 3, 4)[:, ::2], np.float32(3)])
-def test_arrays_are_written_as_they_look(x, tmp_path):
-    """Of others than contiguous ones safetensors writes what lies in memory."""
+def test_arrays_that_are_not_contiguous_are_written_correctly(x, tmp_path):
+    """Of such arrays, safetensors writes the bytes in memory."""
     write_weights(tmp_path, {"x": np.asarray(x)})
-    found = load_file(tmp_path / "model.safetensors")["x"]
-    assert found.shape == np.shape(x) and np.array_equal(found, x)
+    actual = load_file(tmp_path / "model.safetensors")["x"]
+    assert actual.shape == np.shape(x) and np.array_equal(actual, x)
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported_model(tmp_path_factory):
     """A model, and the folder of its export."""
     folder = tmp_path_factory.mktemp("exports")
     trained = trained_model(folder / "mine", "flash")
@@ -105,14 +105,14 @@ def exported(tmp_path_factory):
     return trained, folder / "out"
 
 
-def test_the_umask_says_who_reads_an_export(exported, tmp_path):
-    trained, _ = exported
-    with shared_as_usual(tmp_path / "out"):
+def test_an_export_respects_the_umask(exported_model, tmp_path):
+    trained, _ = exported_model
+    with check_permissions(tmp_path / "out"):
         write(trained, tmp_path / "out", "mit")
 
 
-def test_three_lines(exported):
-    trained, out = exported
+def test_three_lines(exported_model):
+    trained, out = exported_model
     model, original = flash_lm.load(out), trained
     assert "flash" in repr(model) and model.config.model == trained.config.model
     assert model.generate("the", 9, temperature=0) == original.generate("the", 9, temperature=0)
@@ -144,7 +144,7 @@ def test_a_masked_model(family, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ask", "told"),
+    ("ask", "message"),
     [
         (lambda model: model.logits([]), "give integers"),
         (lambda model: model.logits([0.5]), "give integers"),
@@ -157,13 +157,13 @@ def test_a_masked_model(family, tmp_path):
         (lambda model: model.fill_in("a [MASK]"), "has no \\[MASK\\]"),
     ],
 )
-def test_what_cannot_be_asked(exported, ask, told):
-    with pytest.raises(InputError, match=told):
-        ask(flash_lm.load(exported[1]))
+def test_calls_that_a_model_does_not_support(exported_model, ask, message):
+    with pytest.raises(InputError, match=message):
+        ask(flash_lm.load(exported_model[1]))
 
 
-def test_the_card_and_the_config_say_what_made_it(exported):
-    trained, out = exported
+def test_the_card_and_the_config_record_the_provenance(exported_model):
+    trained, out = exported_model
     card, config = ModelCard.load(out / "README.md"), json.loads((out / "config.json").read_text())
     assert card.data.license == "cc-by-4.0" and card.data.pipeline_tag == "text-generation"
     (result,) = card.data.eval_results
@@ -177,8 +177,8 @@ def test_the_card_and_the_config_say_what_made_it(exported):
     assert config["vocab_size"] == 260 and config["hidden_size"] == 16
 
 
-def test_a_card_shows_no_more_than_the_model_can(tmp_path):
-    """Copies are no text; and figures are of the parameters as they were trained."""
+def test_a_card_shows_only_what_the_model_supports(tmp_path):
+    """The copy task generates no text; scores are those of the parameters as trained."""
     trained = trained_model(tmp_path / "run", "transformer")
     data = dataclasses.replace(trained.config.data, corpus="copy", pack="examples")
     trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, data=data))
@@ -192,8 +192,8 @@ def test_a_card_shows_no_more_than_the_model_can(tmp_path):
     assert 'load("path/to/mine")' in card.text and "before they were rounded" in card.text
 
 
-def test_an_export_that_is_refused_writes_nothing(exported, tmp_path, monkeypatch, capsys):
-    trained, out = exported
+def test_an_export_that_is_refused_writes_nothing(exported_model, tmp_path, monkeypatch, capsys):
+    trained, out = exported_model
     with pytest.raises(InputError, match="exists: give a new folder"):
         write(trained, out, "mit")
     with pytest.raises(InputError, match="is already an exported model"):
@@ -228,8 +228,8 @@ def test_a_damaged_export_is_reported_as_such(tmp_path, damage):
 
 
 @pytest.fixture(scope="module")
-def tokenizers_here(tmp_path_factory):
-    """Ours, and theirs as a file says it."""
+def tokenizer_pairs(tmp_path_factory):
+    """Our tokenizers, and the exported ones read from their files."""
     folder = tmp_path_factory.mktemp("tokenizers")
     texts = sorted(pathlib.Path(write_corpus(folder / "t")).parent.glob("*"))
     lines = [line for path in texts for line in path.read_text().splitlines(keepends=True)]
@@ -245,23 +245,23 @@ def tokenizers_here(tmp_path_factory):
         theirs = to_hugging_face(tokenizer)
         theirs.save(str(folder / "tokenizer.json"))
         theirs = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        theirs.encode_special_tokens = True  # a text that spells [MASK] is text to ours
+        theirs.encode_special_tokens = True  # ours reads [MASK] in a text as text
         pairs.append((tokenizer, theirs))
     return pairs
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.characters(blacklist_categories=["Cs"])) | st.text("the cat\n ▁猫naï[MASK]<s>ACGT"))
-def test_ids_are_equal_in_the_tokenizers_format(tokenizers_here, text):
-    for ours, theirs in tokenizers_here:
+def test_ids_are_equal_in_the_tokenizers_format(tokenizer_pairs, text):
+    for ours, theirs in tokenizer_pairs:
         (ids,) = ours.encode([text])
         assert theirs.encode(text, add_special_tokens=False).ids == ids.tolist(), ours.kind
         assert theirs.decode(ids.tolist()) == ours.decode(ids.tolist())
         assert ours.kind == "characters" or theirs.decode(ids.tolist()) == text
 
 
-def foreign(**settings) -> SentencePieceTokenizer:
-    """A SentencePiece model that was made elsewhere."""
+def foreign_tokenizer(**settings) -> SentencePieceTokenizer:
+    """A SentencePiece model that was trained elsewhere."""
     model, lines = io.BytesIO(), ["the cat sees a dog", "a quick naïve tree (x)", "cats see trees, dogs hear"] * 9
     ours = {
         "model_type": "bpe",
@@ -275,16 +275,16 @@ def foreign(**settings) -> SentencePieceTokenizer:
 
 
 @pytest.mark.parametrize("settings", [{}, {"bos_piece": "[BOS]"}, {"user_defined_symbols": ["\n", "cat"]}], ids=str)
-def test_a_foreign_tokenizer_is_the_same_there(settings):
-    """And has a mask where ours has one: after its last token."""
-    ours = foreign(**settings)
+def test_an_exported_foreign_tokenizer_is_equal(settings):
+    """It has a mask after its last token, like ours."""
+    ours = foreign_tokenizer(**settings)
     theirs = to_hugging_face(ours)
     assert theirs.encode("a cat").ids == [ours.begin, *ours.encode(["a cat"])[0]]
     assert theirs.token_to_id("[MASK]") == ours.mask == ours.vocab_size
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"model_type": "unigram"}, "not byte-pair encoding"),
         ({"normalization_rule_name": "nfkc"}, "without normalisation"),
@@ -294,17 +294,17 @@ def test_a_foreign_tokenizer_is_the_same_there(settings):
     ],
     ids=str,
 )
-def test_a_tokenizer_that_cannot_be_equal_is_left_out_with_a_message(settings, told):
-    assert told in to_hugging_face(foreign(**settings))
+def test_a_tokenizer_that_cannot_be_equal_is_left_out_with_a_message(settings, message):
+    assert message in to_hugging_face(foreign_tokenizer(**settings))
 
 
-def test_begin_of_text_comes_first_where_it_is_wanted(tokenizers_here):
-    for ours, theirs in tokenizers_here:
+def test_begin_of_text_is_prepended_if_wanted(tokenizer_pairs):
+    for ours, theirs in tokenizer_pairs:
         assert theirs.encode("a").ids[0] == ours.begin and theirs.get_vocab_size() == ours.vocab_size
 
 
-def test_names_of_arrays_are_paths(exported):
-    trained, _ = exported
+def test_names_of_arrays_are_paths(exported_model):
+    trained, _ = exported_model
     names = flatten_dict(trained.params, sep=".")
     assert "embedding" in names and any(name.startswith("layers.sublayer_0.") for name in names)
     assert dataclasses.asdict(trained.config.model)["family"] == "flash"

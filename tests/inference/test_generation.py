@@ -1,4 +1,4 @@
-"""Text in, text out, with the model of a run that was trained on another mesh."""
+"""Generation and scores with a trained model, on other meshes than that of the training."""
 
 import dataclasses
 import io
@@ -42,7 +42,7 @@ class Ascii(ByteTokenizer):
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
 
-def trained(folder, **changes):
+def train_model(folder, **changes):
     config = small_config(write_corpus(folder / "text"), folder / "cache", "flash")
     config.train.update(steps=20, eval_every=0, checkpoint_every=0, log_every=20)
     config.mesh.shape = (2, 2, 2)
@@ -53,7 +53,7 @@ def trained(folder, **changes):
 
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("causal"))
+    return train_model(tmp_path_factory.mktemp("causal"))
 
 
 @pytest.fixture(scope="module")
@@ -63,71 +63,73 @@ def generator(causal):
 
 @pytest.fixture(scope="module")
 def masked_run(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("masked"), task="masked_lm", **{"mesh.shape": (-1, 1, 1)})[1]
+    return train_model(tmp_path_factory.mktemp("masked"), task="masked_lm", **{"mesh.shape": (-1, 1, 1)})[1]
 
 
 @pytest.fixture(scope="module")
-def masked(masked_run):
+def masked_model(masked_run):
     return load_model(masked_run)
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((1, 2, 4), "bfloat16"), pytest.param((2, 2, 2), None, marks=pytest.mark.slow)], ids=str
 )
-def test_parameters_are_those_of_the_newest_checkpoint(causal, generator, shape, dtype):
-    """On any mesh, in either precision; it was trained on (2, 2, 2)."""
+def test_parameters_equal_those_of_the_newest_checkpoint(causal, generator, shape, dtype):
+    """On any mesh, in both precisions; the model was trained on a (2, 2, 2) mesh."""
     config, workdir = causal
     experiment = build_experiment(parse(config))
     state, _ = restore(run_name(workdir), experiment.abstract)
     loaded = load_model(workdir, dtype=dtype, mesh_shape=shape)
     assert loaded.step == 20 and loaded.config.model.dtype == (dtype or "float32")
 
-    def check(there, here):
-        assert here.dtype == (dtype or "float32")
-        np.testing.assert_array_equal(np.asarray(here, np.float32), np.asarray(there.astype(here.dtype), np.float32))
+    def check(saved, loaded_param):
+        assert loaded_param.dtype == (dtype or "float32")
+        np.testing.assert_array_equal(
+            np.asarray(loaded_param, np.float32), np.asarray(saved.astype(loaded_param.dtype), np.float32)
+        )
 
     jax.tree.map(check, state.params, loaded.params)
     texts = ["the cat", "a"], [" sees the dog", "naïve"]
-    for found, expected in zip(Generator(loaded).score(*texts), generator.score(*texts), strict=True):
-        np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=5e-2 if dtype else 1e-4)
-        assert not dtype or found.log_probs != expected.log_probs
+    for actual, expected in zip(Generator(loaded).score(*texts), generator.score(*texts), strict=True):
+        np.testing.assert_allclose(actual.log_probs, expected.log_probs, atol=5e-2 if dtype else 1e-4)
+        assert not dtype or actual.log_probs != expected.log_probs
 
 
-def test_prompts_together_are_prompts_alone(generator):
+def test_a_batch_of_prompts_equals_single_prompts(generator):
     prompts = ["a", "the quick cat sees", "naïve 猫"]
     together = generator.generate(prompts, 12, GREEDY)
-    for found, prompt in zip(together, prompts, strict=True):
+    for actual, prompt in zip(together, prompts, strict=True):
         (alone,) = generator.generate([prompt], 12, GREEDY)
-        # One row is another program than three, whose sums may be rounded another way.
-        assert found.log_probs == pytest.approx(alone.log_probs, rel=1e-5)
-        assert dataclasses.replace(found, log_probs=alone.log_probs) == alone
-        assert found.text == generator._trained.decode_text(found.tokens)
-        assert len(found.log_probs) == len(found.tokens) and max(found.log_probs) <= 0
+        # A batch of one compiles to another program than a batch of three, whose sums may round differently.
+        assert actual.log_probs == pytest.approx(alone.log_probs, rel=1e-5)
+        assert dataclasses.replace(actual, log_probs=alone.log_probs) == alone
+        assert actual.text == generator._trained.decode_text(actual.tokens)
+        assert len(actual.log_probs) == len(actual.tokens) and max(actual.log_probs) <= 0
 
 
 def test_seeds_repeat(generator):
     sample = lambda seed: generator.generate(["the"] * 4, 20, Sampling(temperature=1.3), seed)
     assert sample(3) == sample(3)
     assert sample(3) != sample(4)
-    assert len({found.text for found in sample(3)}) > 1, "rows of the same prompt are drawn apart"
+    assert len({actual.text for actual in sample(3)}) > 1, "rows of the same prompt are drawn apart"
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=2.0)])
-def test_streamed_text_is_the_text(generator, sampling):
-    """Also of broken characters, of which a hot model of bytes makes many."""
-    (whole,) = generator.generate(["the"], 50, sampling, seed=1)
+def test_streamed_text_equals_the_text(generator, sampling):
+    """Also for broken characters; at a high temperature a byte model writes many."""
+    (full,) = generator.generate(["the"], 50, sampling, seed=1)
     pieces = list(generator.stream("the", 50, sampling, seed=1))
-    assert "".join(pieces) == whole.text and all(pieces)
+    assert "".join(pieces) == full.text and all(pieces)
     assert len(pieces) > 2
 
 
-def test_scores_are_the_log_probabilities_of_generation(generator):
+def test_scores_equal_the_log_probabilities_of_generation(generator):
     prompts = ["a", "the quick cat sees"]
-    # Plain characters, so that the text has these tokens again.
-    found = [x for x in generator.generate(prompts, 10, GREEDY) if x.text.isascii()]
-    assert found
-    scored = generator.score([x.prompt for x in found], [x.text for x in found])
-    for one, other in zip(scored, found, strict=True):
+    # Plain characters, which are tokenized to the same tokens again.
+    texts = [x for x in generator.generate(prompts, 10, GREEDY) if x.text.isascii()]
+    assert texts
+    scored = generator.score([x.prompt for x in texts], [x.text for x in texts])
+    for one, other in zip(scored, texts, strict=True):
         assert one.tokens == other.tokens
         np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
 
@@ -136,7 +138,7 @@ def test_scores_are_the_log_probabilities_of_generation(generator):
 def test_no_character_is_split(kind):
     text = "naïve 猫 — 𝔘𝔫𝔦\n"
     tokenizer = ByteTokenizer()
-    if kind == "sentencepiece":  # with few pieces, so that rare characters are bytes
+    if kind == "sentencepiece":  # with few pieces, rare characters are bytes
         tokenizer = train_sentencepiece(["the cat sees the dog\n"] * 50, 275)
     (ids,) = tokenizer.encode([text])
     decoder, pieces = TextDecoder(tokenizer), []
@@ -196,49 +198,49 @@ def test_positions_that_end(generator, monkeypatch):
 
 @pytest.mark.slow
 def test_a_prompt_longer_than_the_positions(tmp_path):
-    _, workdir = trained(tmp_path, **{"model.family": "transformer", "train.steps": 3})
+    _, workdir = train_model(tmp_path, **{"model.family": "transformer", "train.steps": 3})
     short = Generator(load_model(workdir))
-    (found,) = short.generate(["the"], 28, GREEDY)
-    assert len(found.tokens) == 28 or found.finish_reason == "end"
+    (texts,) = short.generate(["the"], 28, GREEDY)
+    assert len(texts.tokens) == 28 or texts.finish_reason == "end"
     with pytest.raises(InputError, match="a prompt of 4 tokens and 29 after it are over the limit of 32"):
         short.generate(["the"], 29)
 
 
 @pytest.mark.slow
-def test_filling_in(masked):
-    filler, text = Filler(masked), "the cat [MASK]ees the [MASK]og"
-    (found,) = filler([text])
-    assert len(found.masks) == 2 and all(len(mask) == 5 for mask in found.masks)
-    for mask in found.masks:
+def test_filling_in(masked_model):
+    filler, text = Filler(masked_model), "the cat [MASK]ees the [MASK]og"
+    (actual,) = filler([text])
+    assert len(actual.masks) == 2 and all(len(mask) == 5 for mask in actual.masks)
+    for mask in actual.masks:
         probabilities = [candidate.probability for candidate in mask]
         assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) <= 1
-    best = [mask[0].text for mask in found.masks]
-    assert found.text == text.replace("[MASK]", "{}").format(*best)
-    # Against the model itself, and no matter what it is padded with or beside.
+    best = [mask[0].text for mask in actual.masks]
+    assert actual.text == text.replace("[MASK]", "{}").format(*best)
+    # Against the model itself, with any padding and any other texts in the batch.
     ids = filler.encode(text)
-    logits = np.asarray(masked.model.bind(masked.params)(jnp.asarray(ids)[None]), np.float64)[0]
-    for place, mask in zip(np.flatnonzero(ids == masked.tokenizer.mask), found.masks, strict=True):
-        weights = np.where(masked.text_ids(), np.exp(logits[place] - logits[place].max()), 0)
+    logits = np.asarray(masked_model.model.bind(masked_model.params)(jnp.asarray(ids)[None]), np.float64)[0]
+    for index, mask in zip(np.flatnonzero(ids == masked_model.tokenizer.mask), actual.masks, strict=True):
+        weights = np.where(masked_model.text_ids(), np.exp(logits[index] - logits[index].max()), 0)
         assert mask[0].token == weights.argmax()
         assert mask[0].probability == pytest.approx(weights.max() / weights.sum(), rel=1e-3)
-    assert len(filler([text], 10_000)[0].masks[0]) == 256, "no more than there are bytes"
-    beside = filler(["a [MASK] that is quite a bit longer, so", text])[1]
-    assert [[c.token for c in mask] for mask in beside.masks] == [[c.token for c in mask] for mask in found.masks]
+    assert len(filler([text], 10_000)[0].masks[0]) == 256, "at most one per byte"
+    batched = filler(["a [MASK] that is quite a bit longer, so", text])[1]
+    assert [[c.token for c in mask] for mask in batched.masks] == [[c.token for c in mask] for mask in actual.masks]
 
 
-def test_each_kind_of_model_refuses_what_the_other_does(masked, generator):
+def test_each_kind_of_model_refuses_the_calls_of_the_other(masked_model, generator):
     with pytest.raises(InputError, match="task=masked_lm and cannot continue a text: let it fill in"):
-        Generator(masked)
+        Generator(masked_model)
     with pytest.raises(InputError, match="task=causal_lm and has no"):
         Filler(generator._trained)
     with pytest.raises(InputError, match="put .MASK. where"):
-        Filler(masked)(["the cat"])
+        Filler(masked_model)(["the cat"])
     with pytest.raises(InputError, match="ask for 1 or more"):
-        Filler(masked)(["the [MASK]"], 0)
+        Filler(masked_model)(["the [MASK]"], 0)
 
 
 def command(argv: list[str], monkeypatch, capsys, stdin: bytes = b"") -> tuple[int, str, list[str]]:
-    """Exit code, what was printed, and the errors."""
+    """Exit code, output, and the errors."""
     monkeypatch.setattr(sys, "argv", ["generate", *argv])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
     code = 0
@@ -251,7 +253,7 @@ def command(argv: list[str], monkeypatch, capsys, stdin: bytes = b"") -> tuple[i
 
 
 def test_the_command(generator, causal, tmp_path, monkeypatch, capsys):
-    """From an argument, a file and standard input; streamed, as JSON, several samples, a score."""
+    """Prompts as an argument, a file and standard input; streams, JSON, several samples, a score."""
     say = lambda *argv, stdin=b"": command([f"--workdir={causal[1]}", *argv], monkeypatch, capsys, stdin)
     (expected,) = generator.generate(["the ünder"], 12, GREEDY)
     (tmp_path / "prompt.txt").write_text("the ünder\n", encoding="utf-8")
@@ -288,9 +290,9 @@ def test_the_command_searches(generator, causal, monkeypatch, capsys):
         model.generate("the", 5, beams=3, top_k=2)
 
 
-def test_the_command_fills_in(masked_run, masked, monkeypatch, capsys):
+def test_the_command_fills_in(masked_run, masked_model, monkeypatch, capsys):
     argv = [f"--workdir={masked_run}", "--prompt=the [MASK]at", "--candidates=3"]
-    (expected,) = Filler(masked)(["the [MASK]at"], 3)
+    (expected,) = Filler(masked_model)(["the [MASK]at"], 3)
     code, out, _ = command(argv, monkeypatch, capsys)
     assert code == 0 and out.startswith(f"{expected.text}\nmask 1: {expected.masks[0][0].text!r} ")
     _, out, _ = command([*argv, "--json"], monkeypatch, capsys)

@@ -1,4 +1,4 @@
-"""The adapter for the lm-evaluation-harness against the model's own logits, and tasks through the harness itself."""
+"""The adapter for the lm-evaluation-harness against the logits of the model, and tasks run by the harness."""
 
 import math
 import types
@@ -35,62 +35,64 @@ def requests(*arguments):
 
 
 @pytest.fixture(scope="module", params=["flash", pytest.param("linear_transformer", marks=pytest.mark.slow)])
-def trained(request):
+def trained_model(request):
     return random_model("text", request.param)
 
 
 @pytest.fixture(scope="module")
-def model(trained):
-    return HarnessModel(trained)
+def model(trained_model):
+    return HarnessModel(trained_model)
 
 
-def log_probs_of(trained, ids):
-    """Of each token after the first, by the parallel form, float64."""
-    logits = trained.logits(ids[:-1]).astype(np.float64)
+def compute_log_probs(trained_model, ids):
+    """Log-probability of each token after the first, by the parallel form, in float64."""
+    logits = trained_model.logits(ids[:-1]).astype(np.float64)
     logits -= logits.max(-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     return logits[np.arange(len(ids) - 1), ids[1:]], logits.argmax(-1) == ids[1:]
 
 
-def test_continuations_have_the_log_likelihood_of_the_parallel_form(model, trained):
-    begin, encode = trained.tokenizer.begin, lambda text: trained.tokenizer.encode([text])[0].tolist()
+def test_continuations_have_the_log_likelihood_of_the_parallel_form(model, trained_model):
+    begin, encode = trained_model.tokenizer.begin, lambda text: trained_model.tokenizer.encode([text])[0].tolist()
     pairs = [("the cat", " sees"), ("", "the dog"), ("a b ", "c"), ("the", " cat sees")]
-    found = model.loglikelihood(requests(*pairs))
-    for (context, continuation), (log_likelihood, greedy) in zip(pairs, found, strict=True):
+    scores = model.loglikelihood(requests(*pairs))
+    for (context, continuation), (log_likelihood, greedy) in zip(pairs, scores, strict=True):
         ids = [begin, *encode(context + continuation)]
-        count = len(encode(continuation)) + len(context) - len(context.rstrip())  # bytes: spaces move over
-        log_probs, likeliest = log_probs_of(trained, ids)
+        count = (
+            len(encode(continuation)) + len(context) - len(context.rstrip())
+        )  # in bytes: trailing spaces move to the continuation
+        log_probs, likeliest = compute_log_probs(trained_model, ids)
         assert log_likelihood == pytest.approx(log_probs[-count:].sum(), abs=1e-3)
         assert greedy == likeliest[-count:].all()
 
 
-def test_what_is_asked_beside_a_question_changes_nothing(model):
+def test_scores_do_not_depend_on_other_requests(model):
     """In more than one batch of mixed lengths, in another order, and one by one."""
     pairs = [("the cat " * (i % 5), "sees a dog "[: 1 + i % 11]) for i in range(40)]
     ask = lambda numbers: [x for x, _ in model.loglikelihood(requests(*(pairs[i] for i in numbers)))]
-    found = np.array(ask(range(40)))
+    actual = np.array(ask(range(40)))
     order = np.random.default_rng(0).permutation(40)
-    np.testing.assert_allclose(ask(order), found[order], atol=1e-4)
-    np.testing.assert_allclose([ask([i])[0] for i in range(0, 40, 7)], found[::7], atol=1e-4)
+    np.testing.assert_allclose(ask(order), actual[order], atol=1e-4)
+    np.testing.assert_allclose([ask([i])[0] for i in range(0, 40, 7)], actual[::7], atol=1e-4)
 
 
-def test_a_continuation_that_is_joined_to_its_context_is_scored_by_itself(model, monkeypatch):
-    """As where "new" and "s" are two tokens, and "news" is one."""
+def test_a_continuation_that_merges_with_its_context_is_tokenized_separately(model, monkeypatch):
+    """For instance if "new" and "s" are two tokens, and "news" is one."""
     encode = model.tok_encode
     joined = lambda text, **settings: encode(text.replace("cats", "c"), **settings)
     monkeypatch.setattr(model, "tok_encode", joined)
-    (found,) = model.loglikelihood(requests(("the cat", "s")))
+    (scores,) = model.loglikelihood(requests(("the cat", "s")))
     monkeypatch.undo()
     (apart,) = model._loglikelihood_tokens([(None, encode("the cat"), encode("s", add_special_tokens=False))])
-    assert found == apart and found[0] < 0
+    assert scores == apart and scores[0] < 0
     with pytest.raises(InputError, match="there is nothing to score after 'the cat': the task has an empty choice"):
         model.loglikelihood(requests(("the cat", "")))
 
 
-def test_what_the_model_itself_says_is_greedy(model, trained):
-    (said,) = Generator(trained).generate(["the cat"], 5, Sampling(temperature=0.0))
-    begin = trained.tokenizer.encode(["the cat"])[0].tolist()
-    context = [trained.tokenizer.begin, *begin]
+def test_a_greedy_continuation_of_the_model_is_greedy(model, trained_model):
+    (said,) = Generator(trained_model).generate(["the cat"], 5, Sampling(temperature=0.0))
+    begin = trained_model.tokenizer.encode(["the cat"])[0].tolist()
+    context = [trained_model.tokenizer.begin, *begin]
     other = [*said.tokens[:-1], (said.tokens[-1] + 1) % 256]
     (same, different) = model._loglikelihood_tokens([(None, context, said.tokens), (None, context, other)])
     assert same[1] and not different[1]
@@ -106,21 +108,21 @@ def test_a_long_context_loses_its_beginning(model):
         model.loglikelihood(requests(("a", "b" * 33)))
 
 
-def test_whole_texts_are_scored_in_windows_that_follow_each_other(model, trained):
+def test_full_texts_are_scored_in_consecutive_windows(model, trained_model):
     length = model.max_length
-    found = model.loglikelihood_rolling(requests(*((text,) for text in [*TEXTS, ""])))
-    for text, log_likelihood in zip(TEXTS, found, strict=False):
-        ids = [trained.tokenizer.begin, *trained.tokenizer.encode([text])[0].tolist()]
+    actual = model.loglikelihood_rolling(requests(*((text,) for text in [*TEXTS, ""])))
+    for text, log_likelihood in zip(TEXTS, actual, strict=False):
+        ids = [trained_model.tokenizer.begin, *trained_model.tokenizer.encode([text])[0].tolist()]
         starts = range(0, len(ids) - 1, length)
-        expected = sum(log_probs_of(trained, ids[start : start + length + 1])[0].sum() for start in starts)
+        expected = sum(compute_log_probs(trained_model, ids[start : start + length + 1])[0].sum() for start in starts)
         assert log_likelihood == pytest.approx(expected, abs=2e-3)
-    assert found[-1] == 0.0
+    assert actual[-1] == 0.0
 
 
-def test_answers_end_before_the_strings_of_until(model, trained):
+def test_answers_end_before_the_strings_of_until(model, trained_model):
     contexts = ["the cat", "a", "the dog sees"]
     plain = model.generate_until(requests(*((x, {"max_gen_toks": 8}) for x in contexts)))
-    alone = [Generator(trained).generate([x], 8, Sampling(temperature=0.0))[0].text for x in contexts]
+    alone = [Generator(trained_model).generate([x], 8, Sampling(temperature=0.0))[0].text for x in contexts]
     assert plain == alone
     word = plain[0][5]
     cut = model.generate_until(requests(*((x, {"max_gen_toks": 8, "until": [word, "\0"]}) for x in contexts)))
@@ -146,16 +148,20 @@ def run(tmp_path_factory, usual_promotion):
 
 
 @pytest.mark.slow
-def test_bits_a_byte_of_our_own_text_are_ours(run, tmp_path):
-    """Ours count each document's end; without it both are the same, window for window."""
-    trained = flash_lm.load(run)
+def test_bits_per_byte_equal_those_of_evaluate(run, tmp_path):
+    """Evaluate also counts the end of each document; without it the scores are equal, window by window."""
+    trained_model = flash_lm.load(run)
     (ours,) = evaluate(run, "test")
-    texts = documents(load_corpus(trained.config.data), "test")
-    model, nll = HarnessModel(trained), 0.0
+    texts = documents(load_corpus(trained_model.config.data), "test")
+    model, nll = HarnessModel(trained_model), 0.0
     for text in texts:
-        ids = [trained.tokenizer.begin, *trained.tokenizer.encode([text])[0].tolist(), trained.tokenizer.end]
+        ids = [
+            trained_model.tokenizer.begin,
+            *trained_model.tokenizer.encode([text])[0].tolist(),
+            trained_model.tokenizer.end,
+        ]
         start = (len(ids) - 2) // model.max_length * model.max_length
-        nll -= log_probs_of(trained, ids[start:])[0][-1]
+        nll -= compute_log_probs(trained_model, ids[start:])[0][-1]
     nll -= sum(model.loglikelihood_rolling(requests(*((text,) for text in texts))))
     assert ours["nll"] == pytest.approx(nll, rel=1e-5)
     assert ours["bits_per_byte"] == pytest.approx(nll / math.log(2) / sum(len(x.encode()) for x in texts), rel=1e-5)
@@ -175,7 +181,7 @@ def test_the_command_runs_the_tasks_offline(run, tmp_path):
     assert 0 <= lines["minimal_pairs"]["acc"] <= 1 and lines["next_words"]["exact_match"] == 0
 
 
-def test_bad_tasks_are_said(run, tmp_path, monkeypatch, capsys):
+def test_bad_tasks_are_reported(run, tmp_path, monkeypatch, capsys):
     from flash_lm import harness  # noqa: PLC0415
 
     monkeypatch.chdir(ROOT)
@@ -184,17 +190,17 @@ def test_bad_tasks_are_said(run, tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match="is no folder: give the one that has your YAML files"):
         harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}/none"])
     task = (ROOT / "configs" / "harness" / "own_text.yaml").read_text()
-    for change, told in (
+    for change, message in (
         (("texts.jsonl", "none.jsonl"), "Unable to find"),
         (("{{text}}", "{{txt}}"), "'txt' is undef"),
     ):
         (tmp_path / "own_text.yaml").write_text(task.replace(*change))
-        with pytest.raises(InputError, match=f"--tasks=own_text: .*{told}.*: look at the task's YAML file"):
+        with pytest.raises(InputError, match=f"--tasks=own_text: .*{message}.*: look at the task's YAML file"):
             harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}"])
 
 
 @pytest.mark.slow
-def test_the_service_and_the_adapter_give_the_same():
+def test_the_service_and_the_adapter_give_equal_results():
     with service("text") as text:
         _compare(text)
 
@@ -205,8 +211,8 @@ def _compare(text):
     adapter = HarnessModel(random_model("text"))
     make = lambda kind, *requests: [Instance(kind, {}, one, i) for i, one in enumerate(requests)]
     pairs = make("loglikelihood", ("a tree", " and a house"), ("", "naïve"), ("def f(", "x)"), ("猫", "é"))
-    for here, there in zip(adapter.loglikelihood(pairs), remote.loglikelihood(pairs), strict=True):
-        assert there[0] == pytest.approx(here[0], abs=1e-3) and there[1] == here[1]
+    for local, served in zip(adapter.loglikelihood(pairs), remote.loglikelihood(pairs), strict=True):
+        assert served[0] == pytest.approx(local[0], abs=1e-3) and served[1] == local[1]
     (greedy,) = adapter.generate_until(make("generate_until", ("def ", {"until": ["\n\n"], "max_gen_toks": 3})))
     (certain,) = remote.loglikelihood(make("loglikelihood", ("def ", greedy)))
     assert certain[1] is (adapter.loglikelihood(make("loglikelihood", ("def ", greedy)))[0][1])

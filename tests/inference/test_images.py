@@ -12,13 +12,13 @@ from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.training.train_loop import train
 
-# The decode loop is that of text.
+# The decode loop is the one for text.
 pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
 LINES, WIDTH = 4, 3
 
 
 def stripes(count: int) -> np.ndarray:
-    """Images whose lines are all the first one, of black and white."""
+    """Black and white images whose lines all equal the first one."""
     first = 255 * np.random.default_rng(count).integers(2, size=(count, 1, WIDTH))
     return np.repeat(first, LINES, axis=1).astype(np.uint8)
 
@@ -44,20 +44,20 @@ def generator(run):
     return ImageGenerator(load_model(run), (LINES, WIDTH))
 
 
-def test_bits_a_pixel_and_no_accuracy(run):
+def test_bits_per_pixel_and_no_accuracy(run):
     (scores,) = evaluate(run, "test", [])
     assert "accuracy" not in scores and scores["bytes"] == scores["tokens"] == 8 * LINES * WIDTH
-    # A bit for each of the first line's three pixels of twelve, and nothing else is new.
+    # One bit for each of the three pixels of the first line, of twelve pixels; the others follow from them.
     assert 0.24 < scores["bits_per_byte"] < 0.5
 
 
-def test_completions_start_with_what_is_given(generator):
+def test_completions_start_with_the_prompt(generator):
     images = stripes(5)
-    given = images[:, :2].reshape(5, -1)
-    found = generator.complete(given, temperature=0)
-    assert found.shape == images.shape and found.dtype == np.uint8
-    assert (found[:, :2] == images[:, :2]).all()
-    assert ((found > 127) == (images > 127)).all()
+    prompt = images[:, :2].reshape(5, -1)
+    answer = generator.complete(prompt, temperature=0)
+    assert answer.shape == images.shape and answer.dtype == np.uint8
+    assert (answer[:, :2] == images[:, :2]).all()
+    assert ((answer > 127) == (images > 127)).all()
 
 
 def test_draws_are_repeatable_and_differ(generator):
@@ -68,9 +68,9 @@ def test_draws_are_repeatable_and_differ(generator):
 
 def test_the_grid():
     images = np.arange(4, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 3), np.uint8)
-    found = load_script("generate_images").grid(images, 2)
-    assert found.shape == (2 + 2 * 4, 2 + 2 * 5)
-    assert found[2:4, 2:5].max() == 0 and (found[6:8, 7:10] == 3).all() and (found[:2] == 255).all()
+    actual = load_script("generate_images").grid(images, 2)
+    assert actual.shape == (2 + 2 * 4, 2 + 2 * 5)
+    assert actual[2:4, 2:5].max() == 0 and (actual[6:8, 7:10] == 3).all() and (actual[:2] == 255).all()
 
 
 def test_the_script_writes_both_pictures(run, tmp_path, capsys):

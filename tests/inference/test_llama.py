@@ -1,4 +1,4 @@
-"""Llamas: an export matches Llama's own equations, and an import is the same model, with its tokenizer."""
+"""Llamas: an export matches Llama's equations, and an import is the same model, with its tokenizer."""
 
 import json
 import pathlib
@@ -31,7 +31,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 TEXTS = ("the cat sat", "  two  blanks\n\ttab", "naïve 猫 😀", "<|end|> is text here", "")
 
 
-def exported(folder: pathlib.Path, **keys) -> pathlib.Path:
+def export_llama(folder: pathlib.Path, **keys) -> pathlib.Path:
     trained = trained_model(folder / "run", "transformer_plus_plus", **SHAPE | keys)
     assert write(trained, folder / "llama", "mit", "llama") == []
     return folder / "llama"
@@ -43,12 +43,12 @@ def parts(folder: pathlib.Path) -> tuple[dict, dict]:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("llama"))
+    return export_llama(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.mark.parametrize("keys", [{}, {"tie_embeddings": False, "num_kv_heads": 1, "num_layers": 3}], ids=str)
-def test_what_is_exported_is_a_llama(keys, tmp_path):
-    folder = exported(tmp_path, **keys)
+def test_an_export_is_a_llama(keys, tmp_path):
+    folder = export_llama(tmp_path, **keys)
     expected = oracle.logits(*parts(folder), IDS)
     ours = flash_lm.load(tmp_path / "back") if flash_lm.import_hf(folder, tmp_path / "back") else None
     assert ours is not None
@@ -56,7 +56,7 @@ def test_what_is_exported_is_a_llama(keys, tmp_path):
 
 
 def test_the_round_trip_is_bit_for_bit(llama, tmp_path):
-    """Parameters in bfloat16, too; and what is read in can be exported again."""
+    """Parameters in bfloat16, too; an imported model can be exported again."""
     trained = trained_model(tmp_path / "half", "transformer_plus_plus", param_dtype="bfloat16", **SHAPE)
     write(trained, tmp_path / "llama", "mit", "llama")
     for folder in (llama, tmp_path / "llama"):
@@ -74,7 +74,7 @@ def test_the_round_trip_is_bit_for_bit(llama, tmp_path):
 
 
 def byte_level() -> Tokenizer:
-    """As GPT-2 has it, trained on a few words."""
+    """Like the tokenizer of GPT-2, trained on a few words."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -84,8 +84,8 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def foreign(folder: pathlib.Path, llama: pathlib.Path) -> pathlib.Path:
-    """A model as others publish them: a vocabulary that is padded, two files, a tokenizer that is not ours."""
+def write_foreign_model(folder: pathlib.Path, llama: pathlib.Path) -> pathlib.Path:
+    """A model as others publish them: a padded vocabulary, two files, and another kind of tokenizer."""
     arrays, settings = parts(llama)
     folder.mkdir()
     vocab, dim = 320, settings["hidden_size"]
@@ -93,11 +93,11 @@ def foreign(folder: pathlib.Path, llama: pathlib.Path) -> pathlib.Path:
     arrays["model.embed_tokens.weight"] = rng.standard_normal((vocab, dim)).astype(np.float32)
     arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
     halves = [dict(list(arrays.items())[i::2]) for i in (0, 1)]
-    place = {}
+    files_of_arrays = {}
     for i, half in enumerate(halves):
         save_file(half, folder / f"model-{i}.safetensors")
-        place |= dict.fromkeys(half, f"model-{i}.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
+        files_of_arrays |= dict.fromkeys(half, f"model-{i}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files_of_arrays}))
     settings = {key: x for key, x in settings.items() if key not in ("rope_parameters", "flash_lm", "head_dim")}
     settings |= {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": [0, 1]}
     (folder / "config.json").write_text(json.dumps(settings))
@@ -107,17 +107,17 @@ def foreign(folder: pathlib.Path, llama: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def imported(llama, tmp_path_factory):
+def imported_model(llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp("foreign")
-    import_model.main([f"--model={foreign(folder / 'theirs', llama)}", f"--out={folder / 'ours'}"])
+    import_model.main([f"--model={write_foreign_model(folder / 'theirs', llama)}", f"--out={folder / 'ours'}"])
     return folder
 
 
-def test_a_foreign_model_is_scored_and_continued(imported):
-    model = flash_lm.load(imported / "ours")
-    settings = json.loads((imported / "theirs" / "config.json").read_text())
+def test_a_foreign_model_is_scored_and_continued(imported_model):
+    model = flash_lm.load(imported_model / "ours")
+    settings = json.loads((imported_model / "theirs" / "config.json").read_text())
     arrays = {}
-    for path in (imported / "theirs").glob("*.safetensors"):
+    for path in (imported_model / "theirs").glob("*.safetensors"):
         arrays |= load_file(path)
     expected = oracle.logits(arrays, settings, IDS)
     np.testing.assert_allclose(model.logits(IDS), expected, atol=1e-4 * np.abs(expected).max())
@@ -130,7 +130,7 @@ def test_a_foreign_model_is_scored_and_continued(imported):
     assert isinstance(model.generate("the", 5, temperature=0), str)
 
 
-def test_special_tokens_without_an_embedding_are_left_out(imported, copied_foreign, tmp_path, caplog):
+def test_special_tokens_without_an_embedding_are_left_out(imported_model, copied_foreign, tmp_path, caplog):
     tokenizer = byte_level()
     tokenizer.add_special_tokens([f"<|{i}|>" for i in range(320 - tokenizer.get_vocab_size())] + ["<|pad|>", "<|x|>"])
     tokenizer.enable_padding(pad_id=320, pad_token="<|pad|>")
@@ -139,59 +139,59 @@ def test_special_tokens_without_an_embedding_are_left_out(imported, copied_forei
         model = flash_lm.load(flash_lm.import_hf(copied_foreign, tmp_path / "ours"))
     assert "without an embedding: <|pad|>, <|x|>" in caplog.text
     assert model.tokenizer.vocab_size == 320
-    before = flash_lm.load(imported / "ours").tokenizer
+    before = flash_lm.load(imported_model / "ours").tokenizer
     for text in TEXTS:
         assert model.tokenizer.encode([text])[0].tolist() == before.encode([text])[0].tolist()
 
 
 @pytest.mark.parametrize(
-    ("add", "told"),
+    ("add", "message"),
     [
         (lambda x: x.add_tokens(["a word"]), "321 tokens: delete 'a word' (id 320) of added_tokens from tokenizer"),
         (lambda x: x.add_special_tokens(["<|last|>"]), "delete '<|last|>' (id 320, an end of texts) of added_tokens"),
     ],
     ids=["not special", "end of text"],
 )
-def test_other_tokens_without_an_embedding_are_named(add, told, copied_foreign, tmp_path):
+def test_other_tokens_without_an_embedding_are_named(add, message, copied_foreign, tmp_path):
     tokenizer = byte_level()
     tokenizer.add_special_tokens([f"<|{i}|>" for i in range(320 - tokenizer.get_vocab_size())])
     add(tokenizer)
     tokenizer.save(str(copied_foreign / "tokenizer.json"))
-    end = "<|last|>" if "last" in told else "<|end|>"
+    end = "<|last|>" if "last" in message else "<|end|>"
     (copied_foreign / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
-    with pytest.raises(InputError, match=re.escape(told)):
+    with pytest.raises(InputError, match=re.escape(message)):
         flash_lm.import_hf(copied_foreign, tmp_path / "ours")
 
 
 @pytest.mark.slow
-def test_a_foreign_model_is_fine_tuned_and_evaluated(imported, tmp_path):
+def test_a_foreign_model_is_fine_tuned_and_evaluated(imported_model, tmp_path):
     corpus = write_corpus(tmp_path)
     words = ("corpus=text", f"path={corpus}", f"cache_dir={tmp_path}")
     overrides = [f"--config.data.{word}" for word in words]
-    (line,) = evaluate(imported / "ours", "test", [16], overrides=overrides)
+    (line,) = evaluate(imported_model / "ours", "test", [16], overrides=overrides)
     assert line["own_corpus"] is False and line["bytes"] > 0
     words = [*overrides, "--config.data.length=16", "--config.data.tokens_per_batch=128", "--config.train.steps=2"]
-    config = load_config(str(imported / "ours"), [*words, f"--config.train.init_from={imported / 'ours'}"])
+    config = load_config(str(imported_model / "ours"), [*words, f"--config.train.init_from={imported_model / 'ours'}"])
     train(config, tmp_path / "child")
     parent = json.loads((tmp_path / "child" / "config.json").read_text())
-    assert parent["train"]["init_from"] == str(imported / "ours")
+    assert parent["train"]["init_from"] == str(imported_model / "ours")
     assert load_tokenizer(tmp_path / "child" / "tokenizer").kind == "hf"
 
 
 @pytest.fixture
-def copied_foreign(imported, tmp_path):
-    """The folder of a model as others publish them, to be changed."""
-    return pathlib.Path(shutil.copytree(imported / "theirs", tmp_path / "theirs"))
+def copied_foreign(imported_model, tmp_path):
+    """The folder of a foreign model, to be changed."""
+    return pathlib.Path(shutil.copytree(imported_model / "theirs", tmp_path / "theirs"))
 
 
 @pytest.fixture
-def copied(llama, tmp_path):
-    """A Llama's folder, to be changed."""
+def copied_folder(llama, tmp_path):
+    """The folder of a Llama, to be changed."""
     return pathlib.Path(shutil.copytree(llama, tmp_path / "copied"))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"model_type": "mistral"}, "only llama"),
         ({"attention_bias": True}, "attention_bias=True"),
@@ -215,38 +215,40 @@ def copied(llama, tmp_path):
     ],
     ids=str,
 )
-def test_others_are_refused(change, told, copied, tmp_path):
-    settings = parts(copied)[1] | change
-    (copied / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match=told):
-        flash_lm.import_hf(copied, tmp_path / "out")
+def test_other_models_are_refused(change, message, copied_folder, tmp_path):
+    settings = parts(copied_folder)[1] | change
+    (copied_folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=message):
+        flash_lm.import_hf(copied_folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_biases_and_missing_files_are_refused(llama, copied, tmp_path):
-    arrays = parts(copied)[0]
-    save_file(arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3, np.float32)}, copied / "model.safetensors")
+def test_biases_and_missing_files_are_refused(llama, copied_folder, tmp_path):
+    arrays = parts(copied_folder)[0]
+    save_file(
+        arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3, np.float32)}, copied_folder / "model.safetensors"
+    )
     with pytest.raises(InputError, match=r"without biases: also model.layers.0.self_attn.q_proj.bias"):
-        flash_lm.import_hf(copied, tmp_path / "out")
+        flash_lm.import_hf(copied_folder, tmp_path / "out")
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
-        (copied / name).unlink()
+        (copied_folder / name).unlink()
         with pytest.raises(InputError, match=r"cannot (be )?read"):
-            flash_lm.import_hf(copied, tmp_path / "out")
+            flash_lm.import_hf(copied_folder, tmp_path / "out")
     with pytest.raises(InputError, match="exists"):
-        flash_lm.import_hf(llama, copied)
+        flash_lm.import_hf(llama, copied_folder)
 
 
-def test_weights_that_do_not_fit_are_refused(copied, tmp_path):
-    arrays = parts(copied)[0]
-    index = copied / "model.safetensors.index.json"
-    for change, told in (
+def test_weights_that_do_not_fit_are_refused(copied_folder, tmp_path):
+    arrays = parts(copied_folder)[0]
+    index = copied_folder / "model.safetensors.index.json"
+    for change, message in (
         ({UP: arrays[UP][:-1]}, "mlp.up_proj.weight has different shapes"),
         ({UP: arrays[UP].astype(np.int32)}, "the weights are F32, I32"),
     ):
-        save_file(arrays | change, copied / "model.safetensors")
-        with pytest.raises(InputError, match=told):
-            flash_lm.import_hf(copied, tmp_path / "out")
-    for text, told in (
+        save_file(arrays | change, copied_folder / "model.safetensors")
+        with pytest.raises(InputError, match=message):
+            flash_lm.import_hf(copied_folder, tmp_path / "out")
+    for text, message in (
         ("[]", "not a JSON object"),
         ("{}", "the weights are nothing"),
         (
@@ -257,16 +259,16 @@ def test_weights_that_do_not_fit_are_refused(copied, tmp_path):
         ('{"weight_map": [1]}', "weight_map"),
     ):
         index.write_text(text)
-        with pytest.raises(InputError, match=told):
-            flash_lm.import_hf(copied, tmp_path / "out")
+        with pytest.raises(InputError, match=message):
+            flash_lm.import_hf(copied_folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_one_array_in_float32_keeps_all_of_them(copied, tmp_path):
-    arrays = parts(copied)[0]
+def test_one_array_in_float32_keeps_all_of_them(copied_folder, tmp_path):
+    arrays = parts(copied_folder)[0]
     halves = {name: x.astype("bfloat16") for name, x in arrays.items() if "embed" in name}
-    save_file(arrays | halves, copied / "model.safetensors")
-    model = flash_lm.load(flash_lm.import_hf(copied, tmp_path / "ours"))
+    save_file(arrays | halves, copied_folder / "model.safetensors")
+    model = flash_lm.load(flash_lm.import_hf(copied_folder, tmp_path / "ours"))
     assert model.params["layers"]["sublayer_1"]["up"]["kernel"].dtype == "float32"
     np.testing.assert_array_equal(model.params["layers"]["sublayer_1"]["up"]["kernel"][1], arrays[UP].T)
 
@@ -283,18 +285,18 @@ def test_the_card_of_an_imported_model_names_its_source(llama, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [({"norm": "layer"}, "model.norm=layer, not rms"), ({"rotary": False}, "rotary=False")],
     ids=str,
 )
-def test_a_model_that_is_not_a_llama_is_not_written_as_one(keys, told, tmp_path):
+def test_a_model_that_is_not_a_llama_is_not_written_as_one(keys, message, tmp_path):
     trained = trained_model(tmp_path / "run", "transformer_plus_plus", **SHAPE | keys)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         write(trained, tmp_path / "out", "mit", "llama")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_llama_is_not_taken_for_a_run(llama):
+def test_a_llama_is_not_a_run(llama):
     with pytest.raises(InputError, match=r"import_model --model="):
         flash_lm.load(llama)
 
@@ -317,7 +319,7 @@ def test_a_foreign_tokenizer(tokenizer, tmp_path):
 
 
 def test_pieces_of_text(llama, tmp_path):
-    """Our own SentencePiece as another's: bytes for what is rare, and a sign for blanks."""
+    """Our SentencePiece as a foreign tokenizer: bytes for rare characters, and a sign for blanks."""
     tokenizer = read_tokenizer(llama)
     for text, ids in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
         assert tokenizer.decode(ids) == text
@@ -325,7 +327,7 @@ def test_pieces_of_text(llama, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "told"),
+    ("text", "words", "message"),
     [
         ("{}", {}, "not a tokenizer"),
         ("no", {}, "not a JSON object"),
@@ -336,10 +338,10 @@ def test_pieces_of_text(llama, tmp_path):
         (None, {}, "has no end-of-text token"),
     ],
 )
-def test_other_tokenizers_are_refused(text, words, told, tmp_path):
+def test_other_tokenizers_are_refused(text, words, message, tmp_path):
     (tmp_path / "tokenizer.json").write_text(byte_level().to_str() if text is None else text)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"} if text else words))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         read_tokenizer(tmp_path)
 
 
@@ -352,7 +354,7 @@ def test_a_tokenizer_that_loses_text_is_refused():
 
 @pytest.mark.slow
 def test_shared_keys_survive_the_mesh(llama, tmp_path):
-    """Two heads of keys on a mesh whose tensor axis has four devices."""
+    """Two key heads on a mesh whose tensor axis has four devices."""
     out = flash_lm.import_hf(llama, tmp_path / "in")
     one, eight = (flash_lm.load(out, mesh=mesh) for mesh in ((8, 1, 1), (2, 1, 4)))
     np.testing.assert_allclose(eight.logits(IDS), one.logits(IDS), rtol=1e-4, atol=1e-4)

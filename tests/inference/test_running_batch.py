@@ -20,15 +20,17 @@ REQUESTS = [  # prompt, sampling, seed, tokens
 ]
 
 
-def alone(family: str, prompt: np.ndarray, sampling: Sampling, seed: int, count: int, rows: int = 1) -> list[int]:
-    """The last one of so many samples."""
+def generate_alone(
+    family: str, prompt: np.ndarray, sampling: Sampling, seed: int, count: int, rows: int = 1
+) -> list[int]:
+    """The last one of `rows` samples."""
     one = engine(family)
     _, new = one.advance(one.prefill([prompt] * rows, count), SamplingArrays.from_sampling(sampling), seed, count)
     return new.tokens_BxT[rows - 1, : new.lengths_B[rows - 1]].tolist()
 
 
-def served(batch: RunningBatch, requests: list, at_a_time: int) -> list[list[int]]:
-    """As many as there are rows, the next one as soon as one is done; by number of the request."""
+def serve(batch: RunningBatch, requests: list, at_a_time: int) -> list[list[int]]:
+    """Answers by request number; the next request joins as soon as a row is free."""
     waiting, running, answers = list(enumerate(requests)), {}, [[] for _ in requests]
     while waiting or running:
         while waiting and batch.free:
@@ -44,48 +46,48 @@ def served(batch: RunningBatch, requests: list, at_a_time: int) -> list[list[int
 
 
 @each_family
-def test_each_request_gets_what_it_gets_alone(family):
-    """Two rows, five requests, so that most join a batch that runs, in the place of one that has left it."""
+def test_each_request_gets_the_answer_of_a_single_request(family):
+    """Two rows, five requests: most join a running batch, in the row of one that has left."""
     batch = RunningBatch(engine(family), 2, CAPACITY)
-    expected = [alone(family, *request) for request in REQUESTS]
-    assert served(batch, REQUESTS, at_a_time=2) == expected
+    expected = [generate_alone(family, *request) for request in REQUESTS]
+    assert serve(batch, REQUESTS, at_a_time=2) == expected
     assert batch.free == batch.rows == 2
 
 
 @pytest.mark.slow
 def test_other_rows_do_not_matter():
     batch = RunningBatch(engine("flash"), 2, CAPACITY)
-    (first,) = served(batch, REQUESTS[1:2], at_a_time=3)
-    assert served(batch, REQUESTS, at_a_time=3)[1] == first
+    (first,) = serve(batch, REQUESTS[1:2], at_a_time=3)
+    assert serve(batch, REQUESTS, at_a_time=3)[1] == first
 
 
 @pytest.mark.slow
 def test_rows_over_devices():
-    """Rounded up to divide."""
+    """Rounded up to a multiple of the devices."""
     batch = RunningBatch(engine("flash", (2, 2, 2)), 3, CAPACITY)
     assert batch.rows == 4
-    assert served(batch, REQUESTS, at_a_time=2) == [alone("flash", *request) for request in REQUESTS]
+    assert serve(batch, REQUESTS, at_a_time=2) == [generate_alone("flash", *request) for request in REQUESTS]
 
 
 @pytest.mark.parametrize("family", ["flash", "transformer_plus_plus"])
 def test_requests_compile_nothing_after_the_first_ones(family):
-    one = engine(family, end=0)  # never drawn: which settings run beside each other depends on when rows end
-    served(RunningBatch(one, 2, CAPACITY), REQUESTS, at_a_time=2)
+    one = engine(family, end=0)  # never drawn: which settings share a batch depends on when rows end
+    serve(RunningBatch(one, 2, CAPACITY), REQUESTS, at_a_time=2)
     loop = one._loop
     compiled = (loop.prefill, loop.advance, loop.join, loop.leave, loop.unstack)
     before = [function._cache_size() for function in compiled]
-    served(RunningBatch(one, 2, CAPACITY), [(prompt[:-1], *rest) for prompt, *rest in REQUESTS], at_a_time=2)
+    serve(RunningBatch(one, 2, CAPACITY), [(prompt[:-1], *rest) for prompt, *rest in REQUESTS], at_a_time=2)
     assert [function._cache_size() for function in compiled] == before
 
 
 @pytest.mark.slow
-def test_samples_of_one_prompt_are_those_of_one_call():
-    """The prompt is consumed once."""
+def test_samples_of_one_prompt_equal_those_of_one_call():
+    """The prompt is prefilled once."""
     batch, sampling = RunningBatch(engine("flash"), 4, CAPACITY), Sampling(temperature=1.5)
     rows = [batch.join(PROMPTS[1], sampling, seed=3, number=i) for i in range(3)]
     parts = batch.advance(6)
     for i, row in enumerate(rows):
-        assert parts[row].tokens == alone("flash", PROMPTS[1], sampling, 3, 6, rows=i + 1)
+        assert parts[row].tokens == generate_alone("flash", PROMPTS[1], sampling, 3, 6, rows=i + 1)
 
 
 def test_a_row_that_was_left_gets_nothing():

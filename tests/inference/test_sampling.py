@@ -33,7 +33,7 @@ def draws(sampling: Sampling, seen=(), logits=LOGITS) -> np.ndarray:
     )
 
 
-def expected(sampling: Sampling, seen=()) -> np.ndarray:
+def expected_probabilities(sampling: Sampling, seen=()) -> np.ndarray:
     """Probabilities, filter by filter."""
     logits = [float(x) for x in LOGITS]
     for i in seen:
@@ -70,27 +70,27 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_draws_have_their_probabilities(name):
     seen = (0, 5, int(LOGITS.argmax()))
-    probabilities = expected(SETTINGS[name], seen)
+    probabilities = expected_probabilities(SETTINGS[name], seen)
     counts = np.bincount(draws(SETTINGS[name], seen), minlength=V)
     assert not counts[probabilities == 0].any(), "what is filtered out never comes"
     error = np.sqrt(DRAWS * probabilities * (1 - probabilities))
     assert (np.abs(counts - DRAWS * probabilities) <= 4.5 * error + 1e-9).all()
 
 
-def test_a_temperature_of_zero_is_the_likeliest():
+def test_a_temperature_of_zero_is_greedy():
     best = int(LOGITS.argmax())
     assert (draws(Sampling(temperature=0)) == best).all()
     penalised = draws(Sampling(temperature=0, repetition_penalty=100.0), seen=(best,))
     assert (penalised == int(np.argsort(-LOGITS)[1])).all()
 
 
-def test_what_may_not_come_does_not():
+def test_forbidden_tokens_are_never_drawn():
     logits = np.where(np.arange(V) % 2 == 0, -np.inf, LOGITS).astype(np.float32)
     for sampling in SETTINGS.values():
         assert (draws(sampling, logits=logits) % 2 == 1).all()
 
 
-def test_filters_that_filter_nothing_change_no_draw():
+def test_filters_without_effect_change_no_draw():
     plain = draws(Sampling())
     np.testing.assert_array_equal(draws(Sampling(top_k=V)), plain)
     np.testing.assert_array_equal(draws(Sampling(min_p=1e-30)), plain)
@@ -114,7 +114,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
-def test_nonsense_is_refused(name, value):
+def test_settings_out_of_range_are_refused(name, value):
     with pytest.raises(InputError, match=f"{name}=.* must be"):
         Sampling(**{name: value})
 
@@ -128,7 +128,7 @@ def test_all_errors_are_reported_at_once():
 
 def test_a_key_has_all_64_bits_of_its_seed():
     for seed in (0, 5, 2**32 - 1):
-        assert random_key(seed) == jax.random.key(seed)  # as it was for these alone
+        assert random_key(seed) == jax.random.key(seed)  # as JAX does for these seeds
     seeds = [0, 5, -5, 2**32 - 5, 2**32, 2**32 + 5, 2**40, 2**40 + 5, 2**63 - 1, -(2**63), -1, 2**32 - 1]
     keys = {tuple(np.asarray(jax.random.key_data(random_key(seed))).tolist()) for seed in seeds}
     assert len(keys) == len(seeds)

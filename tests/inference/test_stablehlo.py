@@ -21,7 +21,7 @@ from inference.test_export import trained_model
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 SLOW = ("transformer_plus_plus", "performer", "mega")  # a state that grows, constants, and one more kind of state
-# Uses only what the card of such an export shows.
+# Uses only calls that the card of such an export shows.
 CALLER = """
 import pathlib
 import sys
@@ -35,24 +35,24 @@ params = load_file(folder / "model.safetensors")
 start, prefill, step = (
     export.deserialize((folder / f"{name}.stablehlo").read_bytes()).call for name in ("start", "prefill", "step")
 )
-rows, found = np.load(folder.parent / "rows.npy"), []
+rows, outputs = np.load(folder.parent / "rows.npy"), []
 state = start(params)
 for piece, lengths in ((rows[:, :8], [8, 8]), (rows[:, 8:16], [8, 3])):
     logits, state = prefill(params, state, piece, np.array(lengths, np.int32))
-    found.append(logits)
-for place in range(16, 21):
-    logits, state = step(params, state, rows[:, place])
-    found.append(logits)
-np.save(folder.parent / "logits.npy", np.stack(found))
+    outputs.append(logits)
+for i in range(16, 21):
+    logits, state = step(params, state, rows[:, i])
+    outputs.append(logits)
+np.save(folder.parent / "logits.npy", np.stack(outputs))
 assert "flash_lm" not in sys.modules
 """
 
 
-def expected(trained, row, places):
-    """The logits after these places of one row, seen as a whole."""
+def expected_logits(trained, row, positions):
+    """The logits after these positions of one row, from the parallel form."""
     model = trained.model.bind(trained.params)
     logits, _ = model.prefill(row[None], model.init_state(1, 32))
-    return np.asarray(logits[0])[places]
+    return np.asarray(logits[0])[positions]
 
 
 @pytest.mark.parametrize("family", ["flash", *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)])
@@ -62,16 +62,16 @@ def test_another_process_gets_the_same_logits(family, tmp_path):
     np.save(tmp_path / "rows.npy", rows)
     assert export(trained, tmp_path / "out", "apache-2.0", "stablehlo", Sizes(rows=2, piece=8, capacity=32)) == []
     subprocess.run([sys.executable, "-c", CALLER, tmp_path / "out"], check=True, cwd=tmp_path, timeout=300)
-    found = np.load(tmp_path / "logits.npy")
-    shorter = np.concatenate([rows[1, :11], rows[1, 16:]])  # three tokens of its second piece were real
-    close = {"atol": 1e-4 * np.abs(found).max()}
-    np.testing.assert_allclose(found[:, 0], expected(trained, rows[0], [7, *range(15, 21)]), **close)
-    np.testing.assert_allclose(found[:, 1], expected(trained, shorter, [7, *range(10, 16)]), **close)
+    actual = np.load(tmp_path / "logits.npy")
+    shorter = np.concatenate([rows[1, :11], rows[1, 16:]])  # its second piece had three real tokens
+    close = {"atol": 1e-4 * np.abs(actual).max()}
+    np.testing.assert_allclose(actual[:, 0], expected_logits(trained, rows[0], [7, *range(15, 21)]), **close)
+    np.testing.assert_allclose(actual[:, 1], expected_logits(trained, shorter, [7, *range(10, 16)]), **close)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if "causal" in row.serves])
-def test_the_programs_of_every_family_that_decodes_are_its_own(family, tmp_path):
+def test_the_programs_of_every_family_that_decodes_match_its_model(family, tmp_path):
     """For all platforms; called here, with one prompt and one step."""
     trained = trained_model(tmp_path / "mine", family)
     assert export(trained, tmp_path / "out", "mit", "stablehlo", Sizes(rows=1, piece=8, capacity=16)) == []
@@ -84,11 +84,11 @@ def test_the_programs_of_every_family_that_decodes_are_its_own(family, tmp_path)
     rows = np.random.default_rng(0).integers(3, 100, (1, 9)).astype(np.int32)
     first, state = prefill.call(params, start.call(params), rows[:, :8], np.array([8], np.int32))
     second, _ = step.call(params, state, rows[:, 8])
-    found = np.concatenate([first, second])
-    np.testing.assert_allclose(found, expected(trained, rows[0], [7, 8]), atol=1e-4 * np.abs(found).max())
+    actual = np.concatenate([first, second])
+    np.testing.assert_allclose(actual, expected_logits(trained, rows[0], [7, 8]), atol=1e-4 * np.abs(actual).max())
 
 
-def test_the_folder_says_how_it_is_called(tmp_path):
+def test_the_card_shows_how_to_call_the_programs(tmp_path):
     trained = trained_model(tmp_path / "mine", "transformer_plus_plus")
     export(trained, tmp_path / "out", "apache-2.0", "stablehlo", Sizes(capacity=40))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -107,7 +107,7 @@ def test_the_folder_says_how_it_is_called(tmp_path):
         flash_lm.load(tmp_path / "out")
 
 
-def test_what_does_not_generate_has_no_programs(tmp_path):
+def test_models_that_do_not_generate_have_no_programs(tmp_path):
     with pytest.raises(InputError, match="does not generate text: --format=stablehlo is of causal models"):
         export(trained_model(tmp_path / "masked", "flash", "masked_lm"), tmp_path / "out", "mit", "stablehlo")
     limited = trained_model(tmp_path / "limited", "linear_transformer")

@@ -1,4 +1,4 @@
-"""Answers to a whole split of pairs, and their scores."""
+"""Answers to a full split of pairs, and their scores."""
 
 import dataclasses
 import json
@@ -36,49 +36,49 @@ def folder(tmp_path):
     return write_pairs(tmp_path / "pairs", PAIRS)
 
 
-def of_pairs(folder, form: str, **keys):
+def make_model(folder, form: str, **keys):
     """A model with random parameters, and the pairs."""
-    places = {"data.path": str(folder), "data.cache_dir": str(folder.parent / "cache")}
-    trained = random_model("text", keys=OF_PAIRS | places | FORMS[form] | keys)
+    paths = {"data.path": str(folder), "data.cache_dir": str(folder.parent / "cache")}
+    trained = random_model("text", keys=OF_PAIRS | paths | FORMS[form] | keys)
     return trained, load_splits(trained.config.data)
 
 
 @pytest.mark.parametrize("form", ["encoder", *(pytest.param(x, marks=pytest.mark.slow) for x in ("decoder", "prefix"))])
-def test_each_first_text_gets_its_own_answer(form, folder):
-    """In the order of the split, though batches are of another; and as `generate` gives it."""
-    trained, corpus = of_pairs(folder, form)
-    found = translate(trained, corpus, "test", BeamSearch(2), max_tokens=6)
-    assert [(one.first, one.second) for one in found] == PAIRS
+def test_each_first_text_gets_its_answer(form, folder):
+    """In the order of the split, though batches are sorted by length; equal to those of `generate`."""
+    trained, corpus = make_model(folder, form)
+    translations = translate(trained, corpus, "test", BeamSearch(2), max_tokens=6)
+    assert [(one.first, one.second) for one in translations] == PAIRS
     answers = Generator(trained).search([first for first, _ in PAIRS], 6, BeamSearch(2))
-    assert [one.answer for one in found] == [best.text for best, *_ in answers]
-    assert len({one.answer for one in found}) > 1
-    assert translate(trained, corpus, "test", BeamSearch(2), first=2, max_tokens=6) == found[:2]
+    assert [one.answer for one in translations] == [best.text for best, *_ in answers]
+    assert len({one.answer for one in translations}) > 1
+    assert translate(trained, corpus, "test", BeamSearch(2), first=2, max_tokens=6) == translations[:2]
 
 
-def test_a_source_is_cut_as_in_training_and_a_second_text_is_not(folder):
-    trained, corpus = of_pairs(folder, "encoder", **{"data.length": 6, "data.tokens_per_batch": 48})
-    found = translate(trained, corpus, "test", GREEDY, first=1)
-    assert (found[0].first, found[0].second) == ("eins ", "one two")
+def test_a_source_is_truncated_as_in_training_and_a_second_text_is_not(folder):
+    trained, corpus = make_model(folder, "encoder", **{"data.length": 6, "data.tokens_per_batch": 48})
+    translations = translate(trained, corpus, "test", GREEDY, first=1)
+    assert (translations[0].first, translations[0].second) == ("eins ", "one two")
 
 
 @pytest.mark.slow
-def test_an_answer_has_room_where_positions_end(folder):
-    """Rows of 24 tokens: each answer has what its own prompt leaves, whatever else is in the batch."""
+def test_an_answer_has_the_positions_that_its_prompt_leaves(folder):
+    """Sequences of 24 tokens: each answer has the rest after its prompt, whatever else is in the batch."""
     keys = {"model.family": "aft_full", "model.max_length": 24, "data.length": 24, "data.tokens_per_batch": 96}
-    trained, corpus = of_pairs(folder, "decoder", **keys)
+    trained, corpus = make_model(folder, "decoder", **keys)
     generator = Generator(trained)
-    found = translate(trained, corpus, "test", GREEDY)
-    for one, (first, _) in zip(found, PAIRS, strict=True):
+    translations = translate(trained, corpus, "test", GREEDY)
+    for one, (first, _) in zip(translations, PAIRS, strict=True):
         ((best,),) = generator.search([first], 24 - len(f"<{first}><"), GREEDY)
         assert one.answer == best.text
 
 
-def test_the_copy_task_has_answers_of_its_own_length():
+def test_the_copy_task_has_answers_of_the_length_of_the_source():
     trained = random_model("text")
     trained = dataclasses.replace(trained, tokenizer=copying().tokenizer)
-    (found,) = translate(trained, copying(reverse=True), "test", GREEDY, first=1)
-    assert found.second == found.first[::-1] and set(found.answer) <= set("abcdefghij")
-    assert len(found.answer) == len(found.second)
+    (translations,) = translate(trained, copying(reverse=True), "test", GREEDY, first=1)
+    assert translations.second == translations.first[::-1] and set(translations.answer) <= set("abcdefghij")
+    assert len(translations.answer) == len(translations.second)
 
 
 def test_a_couplets_answer_is_as_long_as_the_second_line(tmp_path):
@@ -89,23 +89,23 @@ def test_a_couplets_answer_is_as_long_as_the_second_line(tmp_path):
         for name, column in zip(("in.txt", "out.txt"), zip(*lines, strict=True), strict=True):
             (tmp_path / split / name).write_text("\n".join(column) + "\n", encoding="utf-8")
     corpus = couplets(dataclasses.replace(trained.config.data, path=str(tmp_path)), trained.tokenizer)
-    found = translate(trained, corpus, "test", BeamSearch(3))
-    assert [(one.first, one.second) for one in found] == lines
-    assert all(len(one.answer) == len(one.second) and set(one.answer) <= set(CHARACTERS) for one in found)
+    translations = translate(trained, corpus, "test", BeamSearch(3))
+    assert [(one.first, one.second) for one in translations] == lines
+    assert all(len(one.answer) == len(one.second) and set(one.answer) <= set(CHARACTERS) for one in translations)
 
 
-def test_a_reference_is_what_the_answer_must_be():
-    """Shorter answers are punished: all n-grams of the answer are there, so BLEU is the penalty alone."""
-    found = compute_scores([Translation("x", "the cat sat on the mat", "the cat sat on")], "13a")
-    assert math.isclose(found["bleu"], 100 * math.exp(1 - 6 / 4))
-    assert found["exact"] == 0 and found["pairs"] == 1 and "tok:13a" in found["bleu_signature"]
+def test_scores_of_answers_that_equal_the_reference_or_are_shorter():
+    """Shorter answers are penalized: all their n-grams match, so BLEU is the brevity penalty alone."""
+    scores = compute_scores([Translation("x", "the cat sat on the mat", "the cat sat on")], "13a")
+    assert math.isclose(scores["bleu"], 100 * math.exp(1 - 6 / 4))
+    assert scores["exact"] == 0 and scores["pairs"] == 1 and "tok:13a" in scores["bleu_signature"]
     two = [Translation("x", "春山水色青", "春山水色青"), Translation("x", "a b", "b a")]
     assert compute_scores(two, "char")["exact"] == 0.5
     assert math.isclose(compute_scores(two[:1], "char")["bleu"], 100) and compute_scores(two[:1], "13a")["bleu"] < 100
 
 
-def test_what_has_no_second_text(folder):
-    trained, corpus = of_pairs(folder, "decoder")
+def test_data_without_a_second_text(folder):
+    trained, corpus = make_model(folder, "decoder")
     with pytest.raises(InputError, match="was trained with task=masked_lm, and does not write texts"):
         translate(random_model("fill_in"), corpus, "test", GREEDY)
     text = load_splits(dataclasses.replace(trained.config.data, pair_column=None, pack="stream"))

@@ -21,24 +21,24 @@ from flash_lm.sweeps.grid import is_done
 from studies.tables.report import prominent
 
 
-def test_a_cut_last_line_is_left_out(tmp_path):
+def test_a_truncated_last_line_is_ignored(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n\n{"a": 2}\n{"a": ')
     assert read_jsonl(tmp_path / "x.jsonl") == [{"a": 1}, {"a": 2}]
 
 
-def test_lines_are_appended_in_a_new_folder(tmp_path):
+def test_appending_lines_creates_the_folder(tmp_path):
     for value in (1, 2):
         append_jsonl(tmp_path / "new" / "x.jsonl", [{"a": value}])
     assert read_jsonl(tmp_path / "new" / "x.jsonl") == [{"a": 1}, {"a": 2}]
 
 
-def test_the_newest_result_of_each_run_on_the_split(tmp_path):
+def test_the_newest_results_of_each_run_on_the_split(tmp_path):
     for name, values in {"one": [1, 2], "two": [3]}.items():
         (tmp_path / name).mkdir()
         lines = [{"split": split, "value": value} for value in values for split in ("test", "validation")]
         (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = newest_results([tmp_path / "one", tmp_path / "two"], "test")
-    assert [line["value"] for line in found] == [2, 3]
+    actual = newest_results([tmp_path / "one", tmp_path / "two"], "test")
+    assert [line["value"] for line in actual] == [2, 3]
 
 
 def test_a_damaged_line_is_named(tmp_path):
@@ -49,7 +49,7 @@ def test_a_damaged_line_is_named(tmp_path):
 
 
 def test_a_truncated_last_line_is_replaced(tmp_path):
-    """The process was killed as it wrote; what comes next is not lost with it."""
+    """The process was killed while writing; the next line must not be lost."""
     file = tmp_path / "new" / "x.jsonl"
     for before, lines in ((b"", [{"b": "ü"}]), (b'{"a": 1}\n{"b', [{"a": 1}, {"b": "ü"}]), (b'{"b', [{"b": "ü"}])):
         file.parent.mkdir(exist_ok=True)
@@ -62,10 +62,10 @@ def test_a_truncated_last_line_is_replaced(tmp_path):
 
 
 def test_the_provenance_of_several_sessions_names_each_once():
-    found = {"git": "aa", "versions": "python 3, jax 1", "dirty": False}
+    actual = {"git": "aa", "versions": "python 3, jax 1", "dirty": False}
     for git, versions in (("bb", "python 3, jax 1"), ("bb", "python 3, jax 2"), ("aa", "python 3, jax 1")):
-        found = merge_provenance(found, {"git": git, "versions": versions, "dirty": git == "bb"})
-    assert found == {"git": "aa, bb", "versions": "python 3, jax 1, python 3, jax 2", "dirty": True}
+        actual = merge_provenance(actual, {"git": git, "versions": versions, "dirty": git == "bb"})
+    assert actual == {"git": "aa, bb", "versions": "python 3, jax 1, python 3, jax 2", "dirty": True}
     assert merge_provenance({}, {"git": "aa", "dirty": None}) == {"git": "aa", "dirty": None}
     assert merge_provenance({"git": "aa"}, {"git": None, "dirty": False}) == {"git": "aa", "dirty": False}
 
@@ -99,7 +99,7 @@ def test_a_comparison_shows_both_runs_of_the_same_folder_name(tmp_path):
     assert list(labels([runs[0], f"{tmp_path}/b/../a/flash"]))  # the same one, written in two ways
 
 
-def test_figures_of_different_rows_or_texts_are_not_ranked(tmp_path):
+def test_scores_of_different_rows_or_texts_are_not_ranked(tmp_path):
     runs = [
         scored_run(tmp_path / "long", {"length": 16, "trained_length": 16, "bits_per_byte": 1.0}),
         scored_run(tmp_path / "short", {"bits_per_byte": 2.0}, {"length": 16, "bits_per_byte": 1.5}),
@@ -118,7 +118,7 @@ def test_figures_of_different_rows_or_texts_are_not_ranked(tmp_path):
 
 
 def test_texts_of_the_same_name_are_distinguished_by_their_hash(tmp_path):
-    """Where there are several."""
+    """Only if there are several."""
     lines = {"mine": {"corpus_hash": "aa"}, "yours": {"corpus_hash": "bb"}}
     runs = {name: scored_run(tmp_path / name, {"corpus": "text"} | line) for name, line in lines.items()}
     titles = lambda names: [
@@ -130,8 +130,8 @@ def test_texts_of_the_same_name_are_distinguished_by_their_hash(tmp_path):
     assert titles(["mine", "yours"]) == ["text aa", "text bb"]
 
 
-def test_a_result_is_that_of_the_checkpoint_that_is_named(tmp_path):
-    """The newest one where none is, however late another one or another text was scored."""
+def test_a_result_is_that_of_the_named_checkpoint(tmp_path):
+    """Without a name the newest checkpoint, also if another one or another text was scored later."""
     run = scored_run(
         tmp_path / "run",
         {"step": 5, "checkpoint": "newest", "perplexity": 5.0},
@@ -177,8 +177,8 @@ def test_curves_are_drawn_from_validation_lines(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_number_in_a_legend_is_that_of_the_table(tmp_path, monkeypatch):
-    """And not the curve's last point, which is of a part of the split, as the axis says."""
+def test_the_number_in_a_legend_equals_that_of_the_table(tmp_path, monkeypatch):
+    """It is not the last point of the curve, which is of a part of the split, as the axis says."""
     texts = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: texts.extend(figure.findobj(Text)))
     (folder := tmp_path / "mine").mkdir()
@@ -202,7 +202,7 @@ def test_the_number_in_a_legend_is_that_of_the_table(tmp_path, monkeypatch):
 
 
 def test_examples_are_compared_by_accuracy_too(tmp_path):
-    """And the table tells from which step on 99 % of them were right."""
+    """The table also has the first step with an accuracy of 99 %."""
     accuracies = {"solved": [0.1, 0.99, 0.98, 1.0], "unsolved": [0.1, 0.2, 0.3, 0.98]}
     for pack in ("examples", "stream"):
         for name, values in accuracies.items():
@@ -231,7 +231,7 @@ def test_examples_are_compared_by_accuracy_too(tmp_path):
         ((3.1e13, 3.2e13, 1.3e14), [3e13, 5e13, 7e13, 1e14, 1.5e14]),
     ],
 )
-def test_ticks_are_at_the_values_where_they_have_room(tmp_path, monkeypatch, values, ticks):
+def test_ticks_are_at_the_values_if_they_have_room(tmp_path, monkeypatch, values, ticks):
     drawn = []
     monkeypatch.setattr(Axes, "set_xticks", lambda axes, values, **_: drawn.append(values))
     plot_panels(
@@ -240,8 +240,8 @@ def test_ticks_are_at_the_values_where_they_have_room(tmp_path, monkeypatch, val
     assert drawn == [pytest.approx(ticks)]
 
 
-def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monkeypatch):
-    """Also for curves that end at the same height; and lines without a value are left out."""
+def test_the_labels_of_panels_do_not_overlap(tmp_path, monkeypatch):
+    """Also for curves that end at the same height; lines without a value are left out."""
     drawn = []
     monkeypatch.setattr(Axes, "annotate", lambda axes, text, xytext, **_: drawn.append((id(axes), text, xytext[1])))
     lines = [
@@ -255,7 +255,7 @@ def test_panels_are_drawn_with_names_that_do_not_cover_each_other(tmp_path, monk
     assert (tmp_path / "new" / "decode.png").read_bytes().startswith(b"\x89PNG")
     assert [text for _, text, _ in drawn].count("flash_quad") == 2
     for axes in {axes for axes, _, _ in drawn}:
-        heights = sorted(height for there, _, height in drawn if there == axes)
+        heights = sorted(height for panel, _, height in drawn if panel == axes)
         assert len(heights) >= 3 and min(b - a for a, b in itertools.pairwise(heights)) > 0.04
 
 
@@ -269,7 +269,7 @@ def test_a_curve_looks_alike_in_several_figures(tmp_path, monkeypatch):
     assert drawn[2] == drawn[1] != drawn[0]
 
 
-def test_a_picture_names_the_unbeaten_and_then_the_best():
+def test_a_picture_names_the_pareto_front_and_then_the_best():
     points = {"fast": (1, 9.0), "good": (9, 1.0), "between": (5, 5.0), "beaten": (6, 6.0), "worst": (9, 9.5)}
     lines = [{"run": run, "microbatch_ms": ms, "perplexity": value} for run, (ms, value) in points.items()]
     assert prominent(lines, "perplexity", 2) == {"good", "between"}

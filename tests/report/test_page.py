@@ -21,7 +21,7 @@ TABLES = "books, causal_lm\n\n| run | loss |\n| :-- | --: |\n| a<b | 1.5 |\n| fl
 @pytest.fixture
 def runs(tmp_path):
     """Two runs that differ in their family and one of its keys, with results and curves."""
-    found = []
+    folders = []
     for name, changes in (("a<b", {}), ("flash", {"model.family": "flash_quad", "model.gau.shared_dim": 32})):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
@@ -37,13 +37,13 @@ def runs(tmp_path):
         }
         write_jsonl(folder / "results.jsonl", [loss | about | {"split": "test"}])
         write_jsonl(folder / "metrics.jsonl", [loss | {"split": "validation", "step": i} for i in (1, 2)])
-        found.append(str(folder))
-    return found
+        folders.append(str(folder))
+    return folders
 
 
 @pytest.fixture
 def page(browser):
-    """Without a network: whatever it asks for fails the test."""
+    """Without a network: any request fails the test."""
     context = browser.new_context(offline=True, viewport={"width": 360, "height": 740}, color_scheme="dark")
     page, wrong = context.new_page(), []
     page.on("request", lambda request: wrong.append(request.url) if request.url.startswith("http") else None)
@@ -58,10 +58,10 @@ def test_everything_is_on_the_page(runs, page, tmp_path):
     samples = {"a<b": "text <b>\n & more", "flash": "none: it is masked"}
     out = tmp_path / "index.html"
     configs = {pathlib.Path(run).name: json.loads(pathlib.Path(run, "config.json").read_text()) for run in runs}
-    write_page(out, "2 runs <here>", TABLES, [tmp_path / "curves.png"], configs, samples, "The cat")
+    write_page(out, "2 runs <tag>", TABLES, [tmp_path / "curves.png"], configs, samples, "The cat")
     (tmp_path / "curves.png").unlink()
     page.goto(out.as_uri())
-    expect(page).to_have_title("2 runs <here>")
+    expect(page).to_have_title("2 runs <tag>")
     assert page.locator("table").nth(0).locator("tr").all_inner_texts()[1] == "a<b\t1.5"
     assert page.locator("table").nth(0).locator("td.number").all_inner_texts() == ["1.5", "2"]
     assert page.locator("img").evaluate("image => image.complete && image.naturalWidth") == 1
@@ -78,7 +78,7 @@ def test_everything_is_on_the_page(runs, page, tmp_path):
         page.screenshot(path=str(pathlib.Path(folder) / "compare.png"), full_page=True)
 
 
-def test_the_script_writes_it(runs, page, tmp_path, capsys):
+def test_the_script_writes_the_page(runs, page, tmp_path, capsys):
     load_script("compare").main([*runs, f"--out={tmp_path / 'out'}"])
     assert "index.html" in capsys.readouterr().out
     page.goto((tmp_path / "out" / "index.html").as_uri())

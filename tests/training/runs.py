@@ -9,7 +9,7 @@ from flash_lm.runs.jsonl import read_jsonl
 
 
 def small_run(folder: pathlib.Path):
-    """A config with a vocabulary of its own, which a tokenizer that was trained again might not have."""
+    """A config whose tokenizer is trained on the corpus; trained again, it might have another vocabulary."""
     config = small_config(write_corpus(folder / "text"), folder / "cache", "flash")
     config.data.update(tokenizer="sentencepiece", vocab_size=320)
     config.model.update(num_layers=2, num_heads=4)

@@ -1,4 +1,4 @@
-"""AFT's position bias learns with the default settings: a task that needs it is learned, and not without it."""
+"""AFT learns its position bias with the default settings, on a task that cannot be learned without it."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ VOCAB, B, L, STEPS = 64, 2, 128, 100
 
 
 def loss_after_training(window: int) -> float:
-    """Of telling the input two places before: without a bias, a weight is of the token alone and not of its place."""
+    """Loss of predicting the input two positions back. Without a bias, a weight depends on the token alone."""
     config = get_config()
     config.model.update(family="aft_local", vocab_size=VOCAB, max_length=L, num_layers=1, model_dim=32, init="lecun")
     config.model.aft.window = window
@@ -30,14 +30,14 @@ def loss_after_training(window: int) -> float:
     optimizer = make_optimizer(settings, model.traits())
     step = jax.jit(make_scheduled_step(model, optimizer, settings, seed=0))
     state, draw = init_state(model, optimizer), np.random.default_rng(0)
-    place = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
+    positions = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
     losses = []
     for _ in range(STEPS):
         inputs = draw.integers(VOCAB, size=(B, L), dtype=np.int32)
         targets = np.roll(inputs, 2, axis=1)
         mask = np.broadcast_to(np.arange(L) >= 2, (B, L)).astype(np.float32)
         batch = {"inputs_BxL": inputs, "targets_BxL": targets, "loss_mask_BxL": mask}
-        batch |= {"segment_ids_BxL": np.ones((B, L), np.int32), "positions_BxL": place}
+        batch |= {"segment_ids_BxL": np.ones((B, L), np.int32), "positions_BxL": positions}
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))
     return float(np.mean(losses[-10:]))
@@ -45,5 +45,8 @@ def loss_after_training(window: int) -> float:
 
 @pytest.mark.slow
 def test_the_bias_learns_and_its_window_matters():
-    """A window of 2 does not reach as far. With eps 1e-6, and at the rate of all others, the two losses were alike."""
+    """A window of 2 does not reach back far enough.
+
+    With an eps of 1e-6 and the common learning rate, the two losses were alike.
+    """
     assert loss_after_training(window=8) < 0.5 * loss_after_training(window=2)

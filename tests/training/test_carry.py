@@ -42,7 +42,7 @@ def config(tmp_path_factory):
 
 
 def text() -> TokenizedText:
-    """Documents of several rows, of one row, and of a part of one."""
+    """Documents of several sequences, of one sequence, and of a part of one."""
     sizes = np.random.default_rng(0).integers(5, 5 * L, size=20)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     tokens = np.random.default_rng(1).integers(3, VOCAB, size=starts[-1])
@@ -54,7 +54,7 @@ def batches(count: int = STEPS) -> list:
 
 
 class Run:
-    """A few steps on the batches; with a rate of nearly nothing the parameters stay as they are."""
+    """A few steps on the batches; with a learning rate near zero the parameters stay as they are."""
 
     def __init__(self, family="flash", shape=(1, 1, 1), devices=1, **train_keys):
         config = small_config("", __file__, family)
@@ -76,11 +76,11 @@ class Run:
         self.params = jax.device_get(self.state.params)
         self.losses = []
 
-    def go(self, found):
+    def go(self, steps):
         with jax.set_mesh(self.mesh):
-            for batch in found:
-                placed = shard_batch(batch, batch_sharding(self.mesh), single_host_share(B))
-                self.state, metrics = self.step(self.state, placed)
+            for batch in steps:
+                sharded = shard_batch(batch, batch_sharding(self.mesh), single_host_share(B))
+                self.state, metrics = self.step(self.state, sharded)
                 self.losses.append([float(metrics[name]) for name in ("loss", "grad_norm")])
         return self
 
@@ -91,11 +91,11 @@ def assert_states_close(a, b, rtol=1e-5):
         assert np.abs(x - y).max() <= rtol * max(np.abs(y).max(), 1e-6), jax.tree_util.keystr(path)
 
 
-def test_losses_are_those_of_whole_documents():
-    """The parallel form over each document from its beginning, and the mean over the rows' own tokens."""
+def test_losses_equal_those_of_full_documents():
+    """The reference is the parallel form over each document from its start, and the mean over the rows' tokens."""
     run = Run(learning_rate=1e-30).go(batches())
     longest = 6 * L
-    logits_of = jax.jit(lambda row: run.setup.model.bind(jax.tree.map(jnp.asarray, run.params))(row[None])[0])
+    compute_logits = jax.jit(lambda row: run.setup.model.bind(jax.tree.map(jnp.asarray, run.params))(row[None])[0])
     so_far = [[] for _ in range(B)]
     for batch, (loss, _) in zip(batches(), run.losses, strict=True):
         total = count = 0
@@ -105,7 +105,7 @@ def test_losses_are_those_of_whole_documents():
                 so_far[b] = []
             so_far[b].extend(batch["inputs_BxL"][b, :tokens].tolist())
             document = np.array(so_far[b] + [0] * (longest - len(so_far[b])))
-            logits = np.asarray(logits_of(document), np.float64)[len(so_far[b]) - tokens : len(so_far[b])]
+            logits = np.asarray(compute_logits(document), np.float64)[len(so_far[b]) - tokens : len(so_far[b])]
             log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
             total -= log_p[np.arange(tokens), batch["targets_BxL"][b, :tokens]].sum()
             count += tokens
@@ -113,7 +113,7 @@ def test_losses_are_those_of_whole_documents():
 
 
 @pytest.mark.slow
-def test_microbatches_keep_their_rows():
+def test_a_microbatch_carries_the_state_of_its_rows():
     one, four = Run(learning_rate=1e-2).go(batches()), Run(learning_rate=1e-2, accumulate=4).go(batches())
     np.testing.assert_allclose(four.losses, one.losses, rtol=1e-5)
     assert_states_close(four.state.carried, one.state.carried, 1e-4)
@@ -125,7 +125,7 @@ def test_microbatches_keep_their_rows():
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flash", "transformer_xl"])
-def test_the_state_is_cut_as_the_batch_is(name, shape):
+def test_the_state_is_sharded_like_the_batch(name, shape):
     one, eight = Run(name).go(batches()), Run(name, shape, devices=8).go(batches())
     np.testing.assert_allclose(eight.losses, one.losses, rtol=1e-5)
     assert_states_close(eight.state.carried, one.state.carried, 1e-4)
@@ -135,8 +135,8 @@ def test_the_state_is_cut_as_the_batch_is(name, shape):
 
 
 @pytest.mark.slow
-def test_a_step_that_is_skipped_forgets():
-    """Else one number that is not finite would stay in the state for ever."""
+def test_a_skipped_step_resets_the_state():
+    """Otherwise one number that is not finite would stay in the state for ever."""
     run = Run(learning_rate=1e-2).go(batches(2))
     params = jax.device_get(run.state.params)
     run.state = dataclasses.replace(run.state, params=jax.tree.map(lambda x: x * np.float32(np.inf), run.state.params))
@@ -147,42 +147,42 @@ def test_a_step_that_is_skipped_forgets():
 
 
 @pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
+def finished_run(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "finished"
     train(config, workdir)
     return workdir
 
 
 @pytest.mark.parametrize("stop", [3, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_resumed_run_is_the_same_to_the_bit(config, finished, tmp_path, stop):
-    """At 5 the newest checkpoint is of the stop itself; the state is in it."""
+def test_a_resumed_run_is_the_same_to_the_bit(config, finished_run, tmp_path, stop):
+    """At 5 the newest checkpoint is the one saved at the stop; it holds the state."""
     train(config, tmp_path / "run", should_stop=stop_after(stop))
     train(config, tmp_path / "run")
-    assert losses(tmp_path / "run") == losses(finished)
+    assert losses(tmp_path / "run") == losses(finished_run)
 
 
-def test_a_resumed_run_keeps_the_dtype_of_its_state(config, finished):
-    """Of other runs it may change: there it is of decoding only."""
+def test_a_resumed_run_keeps_the_dtype_of_its_state(config, finished_run):
+    """Other runs may change the dtype, as it concerns decoding only."""
     other = config.copy_and_resolve_references()
     other.model.state_dtype = "bfloat16"
     with pytest.raises(InputError, match="another config .*model.state_dtype"):
-        train(other, finished)
+        train(other, finished_run)
 
 
-def test_scores_of_whole_documents_have_a_file_of_their_own(finished):
-    """What reads results.jsonl compares rows by themselves."""
-    evaluate_command([f"--workdir={finished}", "--split=validation", "--carry"])
-    assert not (finished / "results.jsonl").exists()
-    assert [line["carried"] for line in read_jsonl(finished / "carried.jsonl")] == [True]
+def test_scores_of_full_documents_have_a_separate_file(finished_run):
+    """Readers of results.jsonl compare scores of single sequences."""
+    evaluate_command([f"--workdir={finished_run}", "--split=validation", "--carry"])
+    assert not (finished_run / "results.jsonl").exists()
+    assert [line["carried"] for line in read_jsonl(finished_run / "carried.jsonl")] == [True]
     assert {
-        line.get("carried") for line in read_jsonl(finished / "metrics.jsonl") if line["split"] == "validation"
+        line.get("carried") for line in read_jsonl(finished_run / "metrics.jsonl") if line["split"] == "validation"
     } == {True}
 
 
-def test_scores_by_position(finished):
-    """Spans that double cover each token once; the first row has nothing before it."""
-    (result,) = evaluate(finished, "validation", carry=True)
-    (rows,) = evaluate(finished, "validation")
+def test_scores_by_position(finished_run):
+    """Spans that double cover each token once; the first sequence has no tokens before it."""
+    (result,) = evaluate(finished_run, "validation", carry=True)
+    (rows,) = evaluate(finished_run, "validation")
     spans = result["by_position"]
     assert result["carried"] and sum(span["tokens"] for span in spans) == result["tokens"] == rows["tokens"]
     assert [(span["from"], span["to"]) for span in spans[:3]] == [(0, 32), (32, 64), (64, 128)]
@@ -190,15 +190,15 @@ def test_scores_by_position(finished):
     nll = sum(span["tokens"] * np.log(span["perplexity"]) for span in spans)
     assert nll == pytest.approx(result["nll"], rel=1e-6)
     assert result["bytes"] == rows["bytes"]
-    newest = losses(finished)[12, "validation"]
+    newest = losses(finished_run)[12, "validation"]
     assert result["loss"] == pytest.approx(newest, rel=1e-6), "validation during training carries, too"
-    (first,) = evaluate(finished, "validation", carry=True, first=40)
+    (first,) = evaluate(finished_run, "validation", carry=True, first=40)
     assert [span["to"] for span in first["by_position"]] == [32, 64] and first["tokens"] < result["tokens"]
 
 
-def test_scores_are_those_of_whole_documents(finished):
-    (result,) = evaluate(finished, "validation", carry=True)
-    trained = load_model(finished)
+def test_scores_equal_those_of_full_documents(finished_run):
+    (result,) = evaluate(finished_run, "validation", carry=True)
+    trained = load_model(finished_run)
     model, nll = trained.model.bind(trained.params), 0.0
     store = load_tokenized(trained.config.data, KnownCorpus(trained.tokenizer)).splits["validation"]
     for a, b in itertools.pairwise(store.starts.tolist()):
@@ -229,8 +229,8 @@ def test_configs_that_cannot_carry(config, tmp_path, keys, message):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_what_does_not_go_with_it(config, finished, tmp_path):
+def test_settings_that_exclude_a_carried_state(config, finished_run, tmp_path):
     with pytest.raises(InputError, match="--debug_nonfinite cannot follow"):
         train(config, tmp_path / "run", debug_nonfinite=True)
     with pytest.raises(InputError, match="add --carry"):
-        evaluate(finished, "validation", first=10)
+        evaluate(finished_run, "validation", first=10)

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are found, the newest intact one is used, and no run ever starts over silently."""
+"""Damaged checkpoints are detected, the newest intact one is used, and no run starts over silently."""
 
 import dataclasses
 import itertools
@@ -42,7 +42,7 @@ def experiment(config) -> Experiment:
 
 @pytest.fixture(scope="module")
 def states(experiment) -> dict:
-    """One a step: other bits in every array."""
+    """A state per step, with other bits in every array."""
     first = new_state(experiment)
     later = jax.tree.map(lambda x: jax.device_put((x + 1).astype(x.dtype), x.sharding), first)
     return {5: first, 7: later}
@@ -78,7 +78,7 @@ def equal(a, b) -> bool:
 
 
 def data_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Of the arrays, the largest first; what a process has written before all was put together does not count."""
+    """Files of the arrays, the largest first, without the per-process files from before the merge."""
     return sorted((folder / "state" / "d").iterdir(), key=lambda path: -path.stat().st_size)
 
 
@@ -99,11 +99,11 @@ DAMAGES = {
     "facts are no JSON": lambda folder: (folder / "facts" / "metadata").write_text("{"),
     "no marks": lambda folder: [path.unlink() for path in folder.iterdir() if path.is_file()],
     "metrics are no JSON": lambda folder: (folder / "metrics" / "metrics").write_text("{"),
-    "metrics are a folder": lambda folder: as_folder(folder / "metrics" / "metrics"),
+    "metrics are a folder": lambda folder: replace_by_folder(folder / "metrics" / "metrics"),
 }
 
 
-def as_folder(path: pathlib.Path) -> None:
+def replace_by_folder(path: pathlib.Path) -> None:
     path.unlink()
     path.mkdir()
 
@@ -126,7 +126,7 @@ def test_the_newest_intact_checkpoint_is_used(workdir, experiment, states, caplo
     before = sorted(path.name for path in (workdir / "checkpoints").iterdir())
     with caplog.at_level(logging.WARNING, "flash_lm"):
         state, facts = newest(workdir, experiment, read_only=read_only)
-    if damage == "no marks" or (read_only and "metrics" in damage):  # nothing that matters
+    if damage == "no marks" or (read_only and "metrics" in damage):  # the damage does not matter
         assert equal(state, states[7])
         return
     assert equal(state, states[5]) and facts["train_seconds"] == 7.5
@@ -162,7 +162,7 @@ def test_the_best_one_is_kept_after_a_restart(states, tmp_path):
 
 
 def test_a_checkpoint_of_another_run_of_the_same_shapes_is_not_used(workdir, config, experiment, states, caplog):
-    """Nor one that has been given the name of another step."""
+    """A checkpoint renamed to another step is not used, either."""
     for name, expected in (("other", "8"), ("renamed", "9")):
         other = workdir.with_name(name)
         other.mkdir()
@@ -205,27 +205,27 @@ def test_a_checkpoint_of_another_model_is_not_used(workdir, config, states):
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_anywhere_is_found_or_harmless(intact, experiment, states, tmp_path):
-    """In any file of a checkpoint; what is restored is one of the two states, to the bit."""
-    rng, found = np.random.default_rng(0), {5: 0, 7: 0}
+def test_a_flipped_bit_anywhere_is_detected_or_harmless(intact, experiment, states, tmp_path):
+    """In any file of a checkpoint: what is restored is one of the two states, to the bit."""
+    rng, restored = np.random.default_rng(0), {5: 0, 7: 0}
     files = [
         p.relative_to(intact) for p in (intact / "checkpoints" / "7").rglob("*") if p.is_file() and p.stat().st_size
     ]
-    places = files + [file.relative_to(intact) for file in data_files(intact / "checkpoints" / "7")] * 40
-    for i, file in enumerate(places):
+    files_to_damage = files + [file.relative_to(intact) for file in data_files(intact / "checkpoints" / "7")] * 40
+    for i, file in enumerate(files_to_damage):
         workdir = shutil.copytree(intact, tmp_path / str(i))
         flip(workdir / file, int(rng.integers(8 * (workdir / file).stat().st_size)))
         state, facts = newest(workdir, experiment)
         step = int(facts["train_seconds"] / 1.5)
         assert equal(state, states[step]), file
-        found[step] += 1
+        restored[step] += 1
         shutil.rmtree(workdir)
-    assert found[5] > 40, found
+    assert restored[5] > 40, restored
 
 
 @pytest.mark.slow
 def test_a_run_continues_exactly_from_the_intact_checkpoint(config, tmp_path, caplog):
-    train(config, tmp_path / "whole")
+    train(config, tmp_path / "uninterrupted")
     counter = itertools.count(1)
     train(config, tmp_path / "run", should_stop=lambda: next(counter) == 11)
     flip(data_files(tmp_path / "run" / "checkpoints" / "11")[0], 8000)
@@ -236,22 +236,22 @@ def test_a_run_continues_exactly_from_the_intact_checkpoint(config, tmp_path, ca
     assert (tmp_path / "run" / "damaged" / "11").is_dir()
     losses = [
         [(line["step"], line["loss"]) for line in read_jsonl(tmp_path / name / "metrics.jsonl")]
-        for name in ("run", "whole")
+        for name in ("run", "uninterrupted")
     ]
     assert losses[0] == losses[1]
 
 
-def test_a_fingerprint_depends_on_every_bit_and_place():
+def test_a_fingerprint_depends_on_every_bit_and_position():
     tree = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(4, jnp.bfloat16), "c": jnp.zeros((), jnp.int32)}
     seen = {fingerprint(tree)}
     for name, x in tree.items():
-        for place in range(x.size):
+        for index in range(x.size):
             for bit in range(8 * x.dtype.itemsize):
                 content = np.array(x)
-                content.reshape(-1).view(f"u{x.dtype.itemsize}")[place] ^= 1 << bit
+                content.reshape(-1).view(f"u{x.dtype.itemsize}")[index] ^= 1 << bit
                 seen.add(fingerprint(tree | {name: jnp.asarray(content)}))
     assert len(seen) == 1 + 6 * 32 + 4 * 16 + 32
-    # Two signs, which change each sum of words by half of 2³².
+    # Two signs: each changes a sum of words by half of 2³².
     assert fingerprint(tree | {"a": tree["a"].at[0, 1:].multiply(-1)}) not in seen
     assert fingerprint(tree | {"b": -tree["b"]}) not in seen
     swapped = {"a": tree["a"][::-1], "b": tree["b"], "c": tree["c"]}
@@ -260,7 +260,7 @@ def test_a_fingerprint_depends_on_every_bit_and_place():
     assert fingerprint(tree | {"a": tree["a"].reshape(3, 2)}) not in seen
 
 
-def test_a_fingerprint_is_that_of_any_mesh():
+def test_a_fingerprint_does_not_depend_on_the_mesh():
     mesh = jax.make_mesh((2, 4), ("x", "y"))
     x = jnp.arange(64.0).reshape(8, 8)
     one = fingerprint({"x": x})
@@ -277,8 +277,8 @@ def performer(config) -> Experiment:
 
 
 @pytest.mark.slow
-def test_what_is_drawn_and_not_trained_is_saved(performer, tmp_path):
-    """And checked: a change in how it is drawn gives no trained model other random features."""
+def test_constants_that_are_drawn_are_saved(performer, tmp_path):
+    """They are checked, too: if the way they are drawn changes, a trained model keeps its random features."""
     state = new_state(performer)
     drawn = jax.tree.map(lambda x: x + 1, state.constants)
     with Checkpoints(tmp_path) as checkpoints:
@@ -325,7 +325,7 @@ def test_a_checkpoint_without_constants_or_checksums_is_damaged(performer, tmp_p
     ids=str,
 )
 def test_only_a_full_disk_is_reported_as_full(states, tmp_path, monkeypatch, error, expected, message):
-    """What is a mistake of the program comes through as it is."""
+    """A programming error is raised unchanged."""
     checkpoints = Checkpoints(tmp_path)
 
     def fail(*_, **__):

@@ -1,4 +1,4 @@
-"""Training on labels: it learns, ends where it should, is scored, and starts from a model of the same text."""
+"""Training on labels: the model learns, stops at its goal, is scored, and starts from a model of the same text."""
 
 import json
 import re
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory, usual_promotion):
-    """Texts of twelve letters, whose label says whether an x is among them."""
+    """Texts of twelve letters; the label says whether they contain an x."""
     folder, draw = tmp_path_factory.mktemp("texts"), np.random.default_rng(0)
 
     def split(count):
@@ -55,13 +55,13 @@ def run(config, tmp_path_factory):
     return workdir
 
 
-def test_it_learns_and_ends_where_it_should(config, run, capsys):
+def test_it_learns_and_stops_at_its_goal(config, run, capsys):
     validation = [line for line in read_jsonl(run / "metrics.jsonl") if line["split"] == "validation"]
     assert validation[-1]["accuracy"] >= 0.99 and all(line["accuracy"] < 0.99 for line in validation[:-1])
     assert validation[-1]["step"] < 120 and "bits_per_byte" not in validation[-1]
     assert json.loads((run / "labels.json").read_text()) == ["with", "without"]
     before = losses(run)
-    train(config, run)  # again: there is nothing to do
+    train(config, run)  # again: nothing is left to do
     assert f"train.stop_accuracy=0.99 was reached at step {validation[-1]['step']}" in capsys.readouterr().out
     assert losses(run) == before
 
@@ -83,9 +83,11 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
 
 @pytest.mark.slow
 def test_a_sweep_pretrains_and_then_trains_on_labels(config, tmp_path):
-    """As the sweeps of studies/lra do: on the own rows first, and each run is scored."""
-    own = models.runs(masked=0.3)
-    runs = resolve_workdir({name: own[name] for name in own if name.startswith("linear_transformer")}, tmp_path)
+    """As in the sweeps of studies/lra: pretraining on the task's rows first, and each run is scored."""
+    pretrain_runs = models.runs(masked=0.3)
+    runs = resolve_workdir(
+        {name: pretrain_runs[name] for name in pretrain_runs if name.startswith("linear_transformer")}, tmp_path
+    )
     short = apply_changes(config, {"train.steps": 2, "train.warmup_steps": 1, "train.stop_accuracy": None})
     assert run_study(short, runs, tmp_path, "test", lambda: False) == {}
     scores = {name: read_jsonl(tmp_path / name / "results.jsonl")[-1] for name in runs}
@@ -96,7 +98,7 @@ def test_a_sweep_pretrains_and_then_trains_on_labels(config, tmp_path):
         assert ("majority" in line) == (line["task"] == "classify"), name
 
 
-def test_texts_that_do_not_fit_are_said_to_be_cut(run):
+def test_truncated_texts_are_reported(run):
     (result,) = evaluate(run, "test", [8])
     assert result["cut"] == 1.0 and result["length"] == 8
 
@@ -121,7 +123,7 @@ def _label(run, number):
 
 
 @pytest.mark.slow
-def test_the_command_says_so(run):
+def test_the_command_reports_truncated_texts(run):
     out, _ = finish(command("flash_lm.evaluate", f"--workdir={run}", f"--out={run}/other.jsonl"))
     assert "cut at their end" not in out  # 14 tokens fit
     assert "at length 16" in out and "over 40 rows; the most frequent label is" in out and "(95 %: " in out
@@ -137,9 +139,11 @@ def test_an_export_knows_its_labels(run, tmp_path):
     assert flash_lm.load(run).classify([]) == []
     with pytest.raises(InputError, match="takes a list of texts"):
         flash_lm.load(run).classify("abc")
-    there, here = (flash_lm.load(x).classify(["abcdaxbcdabc", "abcdaabcdabc"]) for x in (tmp_path / "export", run))
-    assert [max(row, key=row.get) for row in here] == ["with", "without"] and here == there
-    assert all(sum(row.values()) == pytest.approx(1, abs=1e-5) for row in here)
+    exported, trained = (
+        flash_lm.load(x).classify(["abcdaxbcdabc", "abcdaabcdabc"]) for x in (tmp_path / "export", run)
+    )
+    assert [max(row, key=row.get) for row in trained] == ["with", "without"] and trained == exported
+    assert all(sum(row.values()) == pytest.approx(1, abs=1e-5) for row in trained)
 
 
 @pytest.mark.slow
@@ -165,7 +169,7 @@ def test_a_branch_of_a_run_that_reached_its_goal_goes_on(config, run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_classifier_of_other_labels_gives_all_but_its_head(config, run, tmp_path):
+def test_a_classifier_of_other_labels_gives_everything_except_its_head(config, run, tmp_path):
     folder = write(tmp_path / "data", {"train": (["ab", "cd"] * 20, ["x", "y"] * 20)})
     keys = {"data.path": str(folder), "train.init_from": str(run), "train.steps": 2, "train.warmup_steps": 1}
     train(apply_changes(config, keys | {"train.stop_accuracy": None}), tmp_path / "other")
@@ -177,7 +181,7 @@ def test_a_classifier_of_other_labels_gives_all_but_its_head(config, run, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("corpus", ["listops", "images"])
 def test_examples_with_labels_are_masked_too(tmp_path, corpus):
-    """For pretraining on their own rows."""
+    """For pretraining on the rows of the task."""
     config = small_config(str(write_labels(tmp_path)), tmp_path / "cache")
     config.task = "masked_lm"
     config.data.update(corpus=corpus, pack="examples", length=32)
@@ -198,7 +202,7 @@ def test_examples_with_labels_are_masked_too(tmp_path, corpus):
         ({"data.label_column": "text"}, "data.label_column and data.text_column are both text"),
     ],
 )
-def test_what_does_not_go_together(config, keys, expected):
+def test_settings_that_exclude_each_other(config, keys, expected):
     with pytest.raises(InputError, match=expected):
         build_experiment(parse(apply_changes(config, keys)))
 
@@ -211,6 +215,6 @@ def test_more_labels_than_outputs(config, tmp_path):
         build_experiment(parse(apply_changes(config, {"data.path": str(folder), "model.classes.count": 2})))
 
 
-def test_a_model_of_labels_does_not_write(run):
+def test_a_classifier_does_not_generate(run):
     with pytest.raises(InputError, match="classify"):
         flash_lm.load(run).generate("abc")

@@ -1,4 +1,4 @@
-"""Whether a machine's accelerator is used."""
+"""Warnings about accelerators that JAX does not use."""
 
 import logging
 
@@ -20,6 +20,6 @@ def test_an_accelerator_that_jax_does_not_use_is_reported(tmp_path, monkeypatch,
         assert not caplog.records
         (tmp_path / "accel0").touch()
         report_unused_accelerator(drivers)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (0 if chosen else 1)
-    assert chosen or ("accel0, but JAX runs on its CPU: run make setup DEVICE=tpu" in told[0])
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (0 if chosen else 1)
+    assert chosen or ("accel0, but JAX runs on its CPU: run make setup DEVICE=tpu" in messages[0])

@@ -1,4 +1,4 @@
-"""The average of the parameters: a loop in float64, skipped steps, resume, and every command that can use it."""
+"""Averages of the parameters: compared with a float64 loop; skipped steps, resume, and the commands that use them."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ DECAY = 0.4  # smaller than the first steps' (1 + step) / (10 + step) from the s
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run whose checkpoints of all steps are kept."""
+    """A run that keeps the checkpoints of all steps."""
     folder = tmp_path_factory.mktemp("ema")
     config = small_config(write_corpus(folder / "corpus"), folder / "cache")
     config = apply_changes(
@@ -38,18 +38,18 @@ def _leaves(tree):
     return [leaf for x in tree.values() for leaf in (_leaves(x) if isinstance(x, dict) else [x])]
 
 
-def test_the_average_is_that_of_a_loop(run):
+def test_the_average_equals_that_of_a_loop(run):
     _, folder = run
     expected = flat(f"{folder}@1@ema")
-    for step in range(2, 10):  # of the step's number from 0, the decay is at most (1 + n) / (10 + n)
+    for step in range(2, 10):  # the decay is at most (1 + n) / (10 + n) at step n, from 0
         decay = min(DECAY, step / (9 + step))
         expected = decay * expected + (1 - decay) * flat(f"{folder}@{step}")
-        found = flat(f"{folder}@{step}@ema")
-        assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert np.abs(found - flat(folder)).max() > 1e-3
+        actual = flat(f"{folder}@{step}@ema")
+        assert np.allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(actual - flat(folder)).max() > 1e-3
 
 
-def test_it_is_evaluated_beside_the_parameters(run):
+def test_it_is_evaluated_with_the_parameters(run):
     _, folder = run
     line = read_jsonl(folder / "metrics.jsonl")[-1]
     for name, key in ((folder, "loss"), (f"{folder}@ema", "ema_loss")):
@@ -77,15 +77,15 @@ def test_it_can_be_exported_and_trained_further(run, tmp_path):
     config, folder = run
     export(load_model(f"{folder}@ema"), tmp_path / "out", "mit")
     text = "the cat"
-    there, here = (flash_lm.load(name).score(text) for name in (tmp_path / "out", f"{folder}@ema"))
-    assert there == here != flash_lm.load(folder).score(text)
+    exported, average = (flash_lm.load(name).score(text) for name in (tmp_path / "out", f"{folder}@ema"))
+    assert exported == average != flash_lm.load(folder).score(text)
     child = {"train.init_from": f"{folder}@ema", "train.steps": 1, "train.warmup_steps": 0, "train.learning_rate": 1e-9}
     train(apply_changes(config, child), tmp_path / "child")
     for name in ("child", "child@ema"):
         assert np.allclose(flat(tmp_path / name), flat(f"{folder}@ema"), atol=1e-6)
 
 
-def test_what_has_no_average_says_so(run, tmp_path):
+def test_runs_without_an_average_are_reported(run, tmp_path):
     config, folder = run
     train(apply_changes(config, {"train.ema": 0.0, "train.steps": 1, "train.warmup_steps": 0}), tmp_path / "without")
     with pytest.raises(InputError, match="train.ema is off"):

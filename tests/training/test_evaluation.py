@@ -32,7 +32,7 @@ def test_perplexity_at_its_edges():
     assert math.isnan(perplexity(1.0, 0))
 
 
-def test_a_run_that_is_being_written_is_left_alone(run, tmp_path):
+def test_evaluation_does_not_change_a_run_that_is_training(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     writing = tmp_path / "run" / "checkpoints" / "6.orbax-checkpoint-tmp"
     writing.mkdir()
@@ -45,20 +45,20 @@ def test_a_run_that_is_being_written_is_left_alone(run, tmp_path):
     assert sorted(path for path in (tmp_path / "run").rglob("*")) == before
 
 
-def test_a_result_says_where_it_comes_from(run):
-    """Seed and config of the run; device, versions and commit of the scoring, and of the training as it was then."""
+def test_a_result_records_its_provenance(run):
+    """Seed and config of the run; device, versions and commit of the scoring, and those of the training."""
     (line,) = evaluate(run, "test", [])
-    here = provenance("cpu")
-    assert here.items() <= line.items() and line["seed"] == 0 and line["batch_tokens"] == 256
-    assert {name: line[f"trained_{name}"] for name in here} == here
+    expected = provenance("cpu")
+    assert expected.items() <= line.items() and line["seed"] == 0 and line["batch_tokens"] == 256
+    assert {name: line[f"trained_{name}"] for name in expected} == expected
     config = RunFolder(run).config
-    told = lambda **changes: run_hash(apply_changes(config, changes).to_dict())
-    assert line["config_hash"] == told() == told(**{"data.path": "moved", "data.cache_dir": "too"})
-    assert line["config_hash"] != told(**{"train.learning_rate": 1.0})
+    compute_hash = lambda **changes: run_hash(apply_changes(config, changes).to_dict())
+    assert line["config_hash"] == compute_hash() == compute_hash(**{"data.path": "moved", "data.cache_dir": "too"})
+    assert line["config_hash"] != compute_hash(**{"train.learning_rate": 1.0})
 
 
 def test_line_ends_count_as_words(run):
-    """As in WikiText's published figures: the same nats over more words."""
+    """As in the published figures for WikiText: the same nats over more words."""
     (line,) = evaluate(run, "test", [])
     words, eos = (line["nll"] / math.log(line[name]) for name in ("word_perplexity", "word_perplexity_eos"))
     assert words == pytest.approx(round(words)) and eos == pytest.approx(round(eos)) and eos > words
@@ -72,7 +72,7 @@ def test_figures_do_not_depend_on_the_batch(run, tmp_path):
     (other,) = evaluate(tmp_path / "run", "test", [])
     for name in ("loss", "bits_per_byte"):
         assert math.isclose(one[name], other[name], rel_tol=1e-6)
-    for name in ("perplexity", "word_perplexity"):  # e to the power of a sum, whose rounding is of the sum's size
+    for name in ("perplexity", "word_perplexity"):  # the rounding of exp(sum) grows with the sum
         assert math.isclose(math.log(one[name]), math.log(other[name]), rel_tol=1e-6)
     assert one["tokens"] == other["tokens"]
 

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from small import as_overrides, command, finish, python, small_config, write_corpus
+from small import command, finish, override_flags, python, small_config, write_corpus
 
 from flash_lm.cli.run import run
 from flash_lm.runs.jsonl import read_jsonl
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 @pytest.fixture(scope="module")
 def words(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("corpus")
-    return ["--config=configs/base.py", *as_overrides(small_config(write_corpus(folder / "text"), folder / "cache"))]
+    return ["--config=configs/base.py", *override_flags(small_config(write_corpus(folder / "text"), folder / "cache"))]
 
 
 def losses(workdir) -> list[tuple[int, float]]:
@@ -32,11 +32,11 @@ def losses(workdir) -> list[tuple[int, float]]:
 
 @pytest.mark.slow
 def test_a_full_disk_costs_no_checkpoint(words, tmp_path):
-    """Here no file may grow beyond 64 kB, which is not enough for the second checkpoint."""
+    """No file may grow beyond 64 kB, which is not enough for the second checkpoint."""
     settings = ("train.steps=400", "train.checkpoint_every=100", "train.log_every=50", "model.model_dim=64")
     words = [*words, *(f"--config.{word}" for word in settings)]
     workdir = f"--workdir={tmp_path / 'run'}"
-    finish(command("flash_lm.train", *words, f"--workdir={tmp_path / 'whole'}"))
+    finish(command("flash_lm.train", *words, f"--workdir={tmp_path / 'uninterrupted'}"))
     first = command("flash_lm.train", *words, workdir)
     while not (tmp_path / "run" / "checkpoints" / "100").is_dir():
         assert first.poll() is None, first.communicate()
@@ -50,12 +50,12 @@ def test_a_full_disk_costs_no_checkpoint(words, tmp_path):
     assert "no checkpoint could be written into" in line and "(File too large" in line
     assert "earlier checkpoints are complete" in line
     finish(command("flash_lm.train", *words, workdir))
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "uninterrupted")
 
 
 @pytest.mark.slow
 def test_kills_leave_no_trace(words, tmp_path):
-    """A few of them; `benchmarks/checkpoints/kills.py --kills=20` is the whole of it."""
+    """A few kills; the full test is `benchmarks/checkpoints/kills.py --kills=20`."""
     process = command("scripts.survive_kills", "--kills=4", "--families=flash", f"--out={tmp_path / 'out'}", *words)
     out, _ = finish(process)
     *kills, summary = read_jsonl(tmp_path / "out" / "kills.jsonl")
@@ -74,15 +74,15 @@ train(load_config(config.partition("=")[2], words), pathlib.Path(workdir), lambd
 
 @pytest.mark.slow
 def test_a_run_moves_from_mesh_to_mesh(words, tmp_path):
-    """8 devices, then 4, then 1; parameters cut over fsdp, then tensor, then whole."""
+    """8 devices, then 4, then 1: parameters are sharded over fsdp, then over tensor, then not at all."""
     words = [*words, "--config.model.num_heads=4"]
-    finish(command("flash_lm.train", *words, f"--workdir={tmp_path / 'whole'}"))
+    finish(command("flash_lm.train", *words, f"--workdir={tmp_path / 'uninterrupted'}"))
     for devices, shape in ((8, "(1,8,1)"), (4, "(1,1,4)"), (1, "(1,1,1)")):
-        there = [str(tmp_path / "run"), *words, f"--config.mesh.shape={shape}"]
-        finish(python("-c", STOP_AFTER, "4", *there, devices=devices))
-    moved, whole = losses(tmp_path / "run"), losses(tmp_path / "whole")
-    assert [step for step, _ in moved] == [step for step, _ in whole] and moved[-1][0] == 12
-    np.testing.assert_allclose([loss for _, loss in moved], [loss for _, loss in whole], rtol=1e-5)
+        overrides = [str(tmp_path / "run"), *words, f"--config.mesh.shape={shape}"]
+        finish(python("-c", STOP_AFTER, "4", *overrides, devices=devices))
+    resumed, uninterrupted = losses(tmp_path / "run"), losses(tmp_path / "uninterrupted")
+    assert [step for step, _ in resumed] == [step for step, _ in uninterrupted] and resumed[-1][0] == 12
+    np.testing.assert_allclose([loss for _, loss in resumed], [loss for _, loss in uninterrupted], rtol=1e-5)
 
 
 SIGNALS = [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1]
@@ -105,7 +105,7 @@ def test_a_signal_ends_a_run_well(words, tmp_path, number):
     assert int(saved.name) == losses(tmp_path / "run")[-1][0]
 
 
-# Says what it has got: a line for each signal. `busy`: the main thread runs no Python code for long.
+# Prints a line per signal. `busy`: the main thread runs no Python code for a long time.
 WAITS = """
 import hashlib, signal, sys, time
 from flash_lm.training import interrupt
@@ -127,7 +127,7 @@ with stop_on_signal() as should_stop:
 """
 
 
-def waiting(how):
+def start_waiting(how):
     process = subprocess.Popen([sys.executable, "-c", WAITS, how], stdout=subprocess.PIPE, text=True)
     assert process.stdout and process.stdout.readline() == "ready\n"
     return process
@@ -135,7 +135,7 @@ def waiting(how):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_at_once(number):
-    with waiting("") as process:
+    with start_waiting("") as process:
         process.send_signal(number)
         assert process.stdout.readline() == "asked to stop\n"
         time.sleep(0.1)
@@ -144,8 +144,8 @@ def test_a_second_signal_ends_at_once(number):
 
 
 def test_two_signals_at_once_are_one():
-    """As `timeout` and a terminal that closes send them."""
-    with waiting("at once") as process:
+    """`timeout` and a closing terminal send two signals."""
+    with start_waiting("at once") as process:
         process.send_signal(signal.SIGHUP)
         time.sleep(0.01)
         process.send_signal(signal.SIGHUP)
@@ -156,7 +156,7 @@ def test_two_signals_at_once_are_one():
 
 
 def test_two_signals_end_a_process_that_is_busy():
-    with waiting("busy") as process:
+    with start_waiting("busy") as process:
         process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -165,7 +165,7 @@ def test_two_signals_end_a_process_that_is_busy():
 
 def test_a_signal_that_is_ignored_stays_ignored():
     """As under nohup."""
-    with waiting("ignored") as process:
+    with start_waiting("ignored") as process:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
@@ -173,7 +173,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
         process.kill()
 
 
-def test_handlers_are_as_before():
+def test_handlers_are_restored():
     before = [signal.getsignal(number) for number in SIGNALS]
     with stop_on_signal() as should_stop:
         assert not should_stop()
@@ -183,7 +183,7 @@ def test_handlers_are_as_before():
 
 
 def test_a_run_that_is_stopped_is_not_finished(words, tmp_path, monkeypatch):
-    """So that `train && evaluate` stops there, and a job script can submit it again."""
+    """Then `train && evaluate` stops, and a job script can submit the run again."""
     stops = iter([False, True])
     monkeypatch.setattr(interrupt, "stop_on_signal", lambda: contextlib.nullcontext(lambda: next(stops, False)))
     monkeypatch.setattr(sys, "argv", ["train", *words, f"--workdir={tmp_path / 'run'}"])

@@ -1,4 +1,4 @@
-"""Several processes train one run: the same losses, files written once, and no host waits for one that has ended."""
+"""Several processes train one run: equal losses, each file written once, and no host waits for one that has died."""
 
 import contextlib
 import importlib.util
@@ -16,7 +16,7 @@ import httpx
 import jax
 import numpy as np
 import pytest
-from small import as_overrides, command, python, small_config, write_corpus
+from small import command, override_flags, python, small_config, write_corpus
 
 from flash_lm.errors import InputError
 from flash_lm.inference.generation import Generator
@@ -34,11 +34,11 @@ DEVICES = 4  # of all hosts
 def words(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("corpus")
     config = small_config(write_corpus(folder / "text"), folder / "cache", "flash")
-    return ["--config=configs/base.py", *as_overrides(config)]
+    return ["--config=configs/base.py", *override_flags(config)]
 
 
-def a_place(hosts: int) -> str:
-    """Word of a command, but for the number of the host."""
+def hosts_flag(hosts: int) -> str:
+    """The --hosts flag without the number of the host."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"--hosts=127.0.0.1:{free.getsockname()[1]},{hosts}"
@@ -47,8 +47,8 @@ def a_place(hosts: int) -> str:
 def start(hosts: int, *words: str) -> list[subprocess.Popen]:
     if hosts == 1:
         return [command("flash_lm.train", *words, devices=DEVICES)]
-    place = a_place(hosts)
-    return [command("flash_lm.train", *words, f"{place},{i}", devices=DEVICES // hosts) for i in range(hosts)]
+    flag = hosts_flag(hosts)
+    return [command("flash_lm.train", *words, f"{flag},{i}", devices=DEVICES // hosts) for i in range(hosts)]
 
 
 def finish(processes: list[subprocess.Popen]) -> list[str]:
@@ -73,8 +73,8 @@ def alone(words, tmp_path_factory):
 def test_the_losses_are_those_of_one_host(words, alone, tmp_path, hosts, mesh):
     outputs = finish(start(hosts, *words, f"--config.mesh.shape={mesh}", f"--workdir={tmp_path / 'run'}"))
     assert "step 0 of 12" in outputs[0] and not any("step " in out for out in outputs[1:])
-    for (step, split, loss), (*place, expected) in zip(figures(tmp_path / "run"), figures(alone), strict=True):
-        assert [step, split] == place
+    for (step, split, loss), (*step_and_split, expected) in zip(figures(tmp_path / "run"), figures(alone), strict=True):
+        assert [step, split] == step_and_split
         np.testing.assert_allclose(loss, expected, rtol=1e-6 if mesh == "(4,1,1)" else 1e-5)
     names = lambda folder: sorted(path.name for path in folder.iterdir())
     assert names(tmp_path / "run") == names(alone) and len(names(tmp_path / "run" / "tensorboard")) == 1
@@ -83,8 +83,8 @@ def test_the_losses_are_those_of_one_host(words, alone, tmp_path, hosts, mesh):
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1], ids=["the_first", "another"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_one_host_is_gone_and_the_others_end(words, tmp_path, killed, number):
-    """Within a minute; all of them started again go on, and a signal to one of them ends all at the same step."""
+def test_the_others_end_when_one_host_is_killed(words, tmp_path, killed, number):
+    """They end within a minute. Started again, all go on; a signal to one of them ends all at the same step."""
     long = [*words, "--config.train.steps=4000", "--config.train.checkpoint_every=50", f"--workdir={tmp_path / 'run'}"]
     processes = start(2, *long)
     while not (tmp_path / "run" / "checkpoints" / "50").is_dir():
@@ -114,7 +114,7 @@ def test_one_host_is_gone_and_the_others_end(words, tmp_path, killed, number):
     assert steps == list(range(1, len(steps) + 1))
 
 
-# A train command whose mesh has the devices in this order, and none of whose hosts but the first can read checkpoints.
+# A train command with this order of devices in the mesh; only the first host can read checkpoints.
 PERMUTED = """
 import sys
 import jax, numpy as np
@@ -139,10 +139,10 @@ run(train.main)
 """
 
 
-def permuted(order: str, intact: str, *words: str) -> list[subprocess.Popen]:
-    place = a_place(2)
-    there = ("-c", PERMUTED, order, intact, *words)
-    return [python(*there, f"{place},{i}", devices=DEVICES // 2) for i in range(2)]
+def start_permuted(order: str, intact: str, *words: str) -> list[subprocess.Popen]:
+    flag = hosts_flag(2)
+    arguments = ("-c", PERMUTED, order, intact, *words)
+    return [python(*arguments, f"{flag},{i}", devices=DEVICES // 2) for i in range(2)]
 
 
 @pytest.mark.slow
@@ -150,22 +150,22 @@ def permuted(order: str, intact: str, *words: str) -> list[subprocess.Popen]:
     ("order", "mesh"),
     [("0,2,1,3", "(4,1,1)"), ("3,0,2,1", "(4,1,1)"), ("0,2,1,3", "(2,1,2)"), ("0,1,2,3", "(1,1,4)")],
 )
-def test_any_order_of_devices_gives_one_hosts_losses(words, alone, tmp_path, order, mesh):
-    """Also where the tensor axis lies across the hosts, which then read the same rows."""
+def test_any_order_of_devices_gives_the_losses_of_one_host(words, alone, tmp_path, order, mesh):
+    """Also where the tensor axis spans the hosts, which then read the same rows."""
     settings = (f"--config.mesh.shape={mesh}", "--config.model.num_heads=4", f"--workdir={tmp_path / 'run'}")
-    finish(permuted(order, "yes", *words, *settings))
-    for (step, split, loss), (*place, expected) in zip(figures(tmp_path / "run"), figures(alone), strict=True):
-        assert [step, split] == place
+    finish(start_permuted(order, "yes", *words, *settings))
+    for (step, split, loss), (*step_and_split, expected) in zip(figures(tmp_path / "run"), figures(alone), strict=True):
+        assert [step, split] == step_and_split
         np.testing.assert_allclose(loss, expected, rtol=1e-6 if mesh == "(4,1,1)" else 1e-5)
 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_one_host_cannot_read_ends_all(words, alone, tmp_path):
-    """Each with the same line, and nothing is moved or lost."""
+    """Each prints the same line, and nothing is moved or lost."""
     run = shutil.copytree(alone, tmp_path / "run")
     shutil.rmtree(run / "checkpoints" / "12")
     before = sorted(path.name for path in (run / "checkpoints").iterdir())
-    for process in permuted("0,1,2,3", "no", *words, f"--workdir={run}"):
+    for process in start_permuted("0,1,2,3", "no", *words, f"--workdir={run}"):
         _, err = process.communicate(timeout=120)
         (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
         assert process.returncode == 2 and "host 1: [Errno 5] Input/output error" in line, err
@@ -182,16 +182,17 @@ def test_several_hosts_score_and_generate_as_one_does(alone, tmp_path, mesh):
         "generate": ("--prompt=the cat", "--max_tokens=9", "--json"),
     }
     for name, words in commands.items():
-        place, words = a_place(2), (f"--workdir={alone}@best", *words)
+        flag, words = hosts_flag(2), (f"--workdir={alone}@best", *words)
         several = [
-            command(f"flash_lm.{name}", *words, f"--mesh={mesh}", f"{place},{i}", devices=DEVICES // 2)
-            for i in range(2)
+            command(f"flash_lm.{name}", *words, f"--mesh={mesh}", f"{flag},{i}", devices=DEVICES // 2) for i in range(2)
         ]
         first, second = finish(several)
         (one,) = finish([command(f"flash_lm.{name}", *words, devices=1)])
         if name == "generate":
-            here, there = (json.loads(out) for out in (first, one))  # a line of a library would not be JSON
-            assert here["tokens"] == there["tokens"] and np.allclose(here["log_probs"], there["log_probs"], atol=1e-4)
+            sharded, single = (json.loads(out) for out in (first, one))  # a line of a library would not be JSON
+            assert sharded["tokens"] == single["tokens"] and np.allclose(
+                sharded["log_probs"], single["log_probs"], atol=1e-4
+            )
         assert not second
     scores = [line["loss"] for line in read_jsonl(tmp_path / "results.jsonl")]
     assert len(scores) == 2 and np.isclose(*scores, rtol=1e-6)
@@ -199,10 +200,10 @@ def test_several_hosts_score_and_generate_as_one_does(alone, tmp_path, mesh):
 
 @pytest.mark.slow
 def test_several_hosts_serve_as_one_does(alone):
-    """Requests beside each other, after a while of nothing; all hosts end with the first one."""
-    place, port = a_place(2), a_place(1).partition(":")[2].partition(",")[0]
+    """Concurrent requests, after an idle time; all hosts end with the first one."""
+    flag, port = hosts_flag(2), hosts_flag(1).partition(":")[2].partition(",")[0]
     words = (f"--workdir={alone}", "--mesh=1,1,2", "--rows=2", "--prompt_tokens=8", "--new_tokens=8", f"--port={port}")
-    processes = [command("flash_lm.serve", *words, f"{place},{i}", devices=1) for i in range(2)]
+    processes = [command("flash_lm.serve", *words, f"{flag},{i}", devices=1) for i in range(2)]
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
     while True:
         assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
@@ -213,10 +214,10 @@ def test_several_hosts_serve_as_one_does(alone):
     time.sleep(3)
     ask = lambda prompt: httpx.post(f"{url}/api/generate", json={"prompt": prompt, "temperature": 0}, timeout=60).json()
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(ask, ("the", "a dog", "cat")))
+        answers = list(pool.map(ask, ("the", "a dog", "cat")))
     generator = Generator(load_model(alone, mesh_shape=(1, 1, 1) if jax.device_count() == 1 else (1, 4, 2)))
     expected = [generator.generate([x], 8, Sampling(temperature=0))[0].text for x in ("the", "a dog", "cat")]
-    assert [answer["text"] for answer in found] == expected
+    assert [answer["text"] for answer in answers] == expected
     words = {"prompt": "a dog", "max_tokens": 0, "echo": True, "logprobs": 0}
     (choice,) = httpx.post(f"{url}/v1/completions", json=words, timeout=60).json()["choices"]
     (scored,) = generator.engine.score_rows([generator.check(["a dog"], 1)[0]])
@@ -227,10 +228,10 @@ def test_several_hosts_serve_as_one_does(alone):
 
 @pytest.mark.slow
 def test_hosts_with_other_settings_are_refused(words, tmp_path):
-    place = a_place(2)
+    flag = hosts_flag(2)
     settings = ("--config.train.learning_rate=0.01", "--config.train.learning_rate=0.02")
     processes = [
-        command("flash_lm.train", *words, f"--workdir={tmp_path / 'r'}", setting, f"{place},{i}", devices=2)
+        command("flash_lm.train", *words, f"--workdir={tmp_path / 'r'}", setting, f"{flag},{i}", devices=2)
         for i, setting in enumerate(settings)
     ]
     for process in processes:
@@ -239,18 +240,18 @@ def test_hosts_with_other_settings_are_refused(words, tmp_path):
     assert not (tmp_path / "r").exists()
 
 
-def test_jax_says_of_a_lost_host_what_we_look_for():
-    """In other versions, too: else a stack of C++ would come back."""
-    found = importlib.util.find_spec("jaxlib")
-    assert found and found.origin
+def test_the_message_of_jax_for_a_lost_host():
+    """With a message that is not recognized, the user would see a stack trace of C++."""
+    spec = importlib.util.find_spec("jaxlib")
+    assert spec and spec.origin
     contents = []
-    for path in pathlib.Path(found.origin).parent.glob("libjax_common.*"):
+    for path in pathlib.Path(spec.origin).parent.glob("libjax_common.*"):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             contents.append([content.find(text) >= 0 for text in (lost_hosts._FATAL, b"stopped sending heartbeats):")])
     assert contents == [[True, True]]
 
 
-def test_the_words_of_hosts():
+def test_the_hosts_flag():
     assert parse_hosts("auto") == (None, None, None)
     assert parse_hosts("10.0.0.1:1234,4,0") == ("10.0.0.1:1234", 4, 0)
     for word in ("", "x", "here,2,0", "here:1,2,2", "here:1,0,0", "here:1,2"):

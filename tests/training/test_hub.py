@@ -1,4 +1,4 @@
-"""Models on the hub against a fake one, which is a folder; and weights in several files."""
+"""Models on the hub, with a fake hub that is a folder; and weights in several files."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """The folder of the fake hub's repositories; its `fails` is raised by every call."""
+    """A fake hub with its repositories in `folder`; each call raises `fails` if that is set."""
     folder = tmp_path / "hub"
     folder.mkdir()
 
@@ -67,11 +67,11 @@ def hub(tmp_path, monkeypatch):
             shutil.copytree(folder / name, copy, dirs_exist_ok=True)
             return str(copy)
 
-    here = Hub()
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: here)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", here.snapshot_download)
-    here.folder = folder
-    return here
+    fake = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: fake)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake.snapshot_download)
+    fake.folder = folder
+    return fake
 
 
 def response(status):
@@ -83,7 +83,7 @@ def model(tmp_path):
     return trained_model(tmp_path / "run", "linear_transformer")
 
 
-def test_what_is_pushed_can_be_loaded(hub, model, tmp_path, monkeypatch, capsys):
+def test_a_pushed_model_can_be_loaded(hub, model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(trained_model_module, "load_model", lambda *words, **options: model)  # it has no checkpoint
     words = [f"--workdir={model.run}", f"--out={tmp_path}/out", "--license=mit", "--push=me/mine", "--private"]
     export.main(words)
@@ -92,30 +92,30 @@ def test_what_is_pushed_can_be_loaded(hub, model, tmp_path, monkeypatch, capsys)
     assert 'flash_lm.load("hub:me/mine")' in (hub.folder / "me" / "mine" / "README.md").read_text()
     monkeypatch.undo()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
-    there, here = flash_lm.load("hub:me/mine"), flash_lm.load(tmp_path / "out")
-    assert there.generate("a cat", 5, temperature=0.0) == here.generate("a cat", 5, temperature=0.0)
-    assert there.config == here.config
+    downloaded, exported = flash_lm.load("hub:me/mine"), flash_lm.load(tmp_path / "out")
+    assert downloaded.generate("a cat", 5, temperature=0.0) == exported.generate("a cat", 5, temperature=0.0)
+    assert downloaded.config == exported.config
     with pytest.raises(InputError, match="hub:me/mine is on the hub and has no folder for results: give --out="):
         evaluate.main(["--workdir=hub:me/mine", "--split=test", "--no_compile_cache"])
     with pytest.raises(InputError, match="has one state: leave @best out"):
         flash_lm.load("hub:me/mine@best")
 
 
-def test_an_upload_replaces_what_was_there(hub, model, tmp_path, monkeypatch):
-    """Parts and their index would hide the one file that comes after them."""
+def test_an_upload_replaces_the_model(hub, model, tmp_path, monkeypatch):
+    """Weight files in parts and their index would hide a later single file."""
     monkeypatch.setattr(export_folder, "_LARGEST_FILE", 8000)
     write(model, tmp_path / "parts", "mit")
     monkeypatch.undo()
     write(model, tmp_path / "one", "mit")
-    there = tmp_path / "hub" / "me" / "mine"
-    (there / "onnx").mkdir(parents=True)
-    (there / "onnx" / "config.json").write_text("of somebody else")
-    (there / "step.stablehlo").touch()  # a program of other weights
+    remote = tmp_path / "hub" / "me" / "mine"
+    (remote / "onnx").mkdir(parents=True)
+    (remote / "onnx" / "config.json").write_text("of somebody else")
+    (remote / "step.stablehlo").touch()  # a program of other weights
     for name in ("parts", "one"):
         push_to(hub, monkeypatch, tmp_path / name)
-    assert not [*there.glob("model-*")]
+    assert not [*remote.glob("model-*")]
     names = lambda folder: {str(path.relative_to(folder)) for path in folder.rglob("*")}
-    assert names(there) == names(tmp_path / "one") | {"onnx", "onnx/config.json"}
+    assert names(remote) == names(tmp_path / "one") | {"onnx", "onnx/config.json"}
 
 
 def push_to(hub, monkeypatch, folder):
@@ -123,7 +123,7 @@ def push_to(hub, monkeypatch, folder):
     push(folder, "me/mine")
 
 
-def test_a_failed_upload_says_what_is_written(hub, model, tmp_path, monkeypatch):
+def test_a_failed_upload_reports_what_was_written(hub, model, tmp_path, monkeypatch):
     monkeypatch.setattr(trained_model_module, "load_model", lambda *words, **options: model)
     monkeypatch.setattr(hub, "upload_folder", lambda **words: (_ for _ in ()).throw(TimeoutError("slow")))
     words = [f"--workdir={model.run}", f"--out={tmp_path}/out", "--license=mit", "--push=me/mine"]
@@ -143,7 +143,7 @@ def test_a_refused_export_makes_no_repository(hub, model, tmp_path, monkeypatch)
     assert not list(hub.folder.iterdir())
 
 
-def test_what_is_no_export_of_ours(hub):
+def test_a_repository_without_an_export_is_refused(hub):
     (hub.folder / "them" / "llama").mkdir(parents=True)
     (hub.folder / "them" / "llama" / "model.safetensors").touch()
     with pytest.raises(InputError, match=r"hub:them/llama is no export of flash_lm: .*flash_lm.import_model"):
@@ -194,10 +194,10 @@ def test_large_weights_are_in_several_files(model, tmp_path, monkeypatch):
     files = sorted(path.name for path in (tmp_path / "several").glob("*.safetensors"))
     assert len(files) > 1 and files[0] == f"model-00001-of-{len(files):05}.safetensors"
     index = json.loads((tmp_path / "several" / "model.safetensors.index.json").read_text())
-    whole = load_file(tmp_path / "one" / "model.safetensors")
-    assert set(index["weight_map"]) == set(whole) and set(index["weight_map"].values()) == set(files)
+    full = load_file(tmp_path / "one" / "model.safetensors")
+    assert set(index["weight_map"]) == set(full) and set(index["weight_map"].values()) == set(files)
     for name, file in index["weight_map"].items():
-        np.testing.assert_array_equal(load_file(tmp_path / "several" / file)[name], whole[name])
+        np.testing.assert_array_equal(load_file(tmp_path / "several" / file)[name], full[name])
     text = [flash_lm.load(tmp_path / x).generate("a cat", 5, temperature=0.0) for x in ("one", "several")]
     assert text[0] == text[1]
     assert load_model(tmp_path / "several").model.parameter_count() == model.model.parameter_count()
@@ -219,7 +219,7 @@ def test_a_run_starts_from_a_model_on_the_hub(hub, tmp_path):
     child = load_model(tmp_path / "child")
     assert fingerprint(child.params) == fingerprint(parent.params)
     assert child.facts["parent"]["run"] == str(tmp_path / "parent")
-    (score,) = evaluate_there("hub:me/mine", config)
+    (score,) = evaluate_hub_model("hub:me/mine", config)
     assert score["run"] == "me/mine@0123456789ab" and score["perplexity"] > 1
     config.train.init_from = "hub:me/other"
     with pytest.raises(InputError, match="there is no model me/other on the hub, or no access to it"):
@@ -227,5 +227,5 @@ def test_a_run_starts_from_a_model_on_the_hub(hub, tmp_path):
     assert not (tmp_path / "orphan").exists()
 
 
-def evaluate_there(name, config):
+def evaluate_hub_model(name, config):
     return scoring.evaluate(download(name), "validation", overrides=[f"--config.data.path={config.data.path}"])

@@ -1,4 +1,4 @@
-"""Runs that start from another model's parameters, and parameters that no step changes."""
+"""Runs that start from the parameters of another model, and frozen parameters."""
 
 import shutil
 
@@ -43,7 +43,7 @@ def config(tmp_path_factory, usual_promotion):
 
 @pytest.fixture(scope="module")
 def parent(config, tmp_path_factory):
-    """Of a masked language model."""
+    """A run of a masked language model."""
     workdir = tmp_path_factory.mktemp("runs") / "parent"
     train(apply_changes(config, {"task": "masked_lm"}), workdir)
     return workdir
@@ -53,8 +53,8 @@ def arrays(run) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in flatten_dict(flash_lm.load(run).params, sep=".").items()}
 
 
-def begun(config, workdir, **keys) -> dict[str, np.ndarray]:
-    """The parameters before the first step of a run with these keys, which is stopped after it."""
+def initial_params(config, workdir, **keys) -> dict[str, np.ndarray]:
+    """The parameters before the first step of a run with these keys; the run stops after that step."""
     train(
         apply_changes(config, {key.replace("__", "."): x for key, x in keys.items()}),
         workdir,
@@ -65,33 +65,33 @@ def begun(config, workdir, **keys) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_another_objective_begins_with_the_same_parameters(config, parent, tmp_path):
-    """Those of the run as of its export; the run remembers whose they were, and needs them no longer."""
+    """Also from its export. The run records its parent, and no longer needs it."""
     theirs = arrays(parent)
     export(load_model(parent), tmp_path / "exported", "mit")
     for source in (shutil.copytree(parent, tmp_path / "copy"), tmp_path / "exported"):
         child = tmp_path / f"from_{source.name}"
-        found = begun(config, child, train__init_from=str(source), data__length=16)
-        assert found.keys() == theirs.keys() and all(np.array_equal(found[name], theirs[name]) for name in theirs)
+        initial = initial_params(config, child, train__init_from=str(source), data__length=16)
+        assert initial.keys() == theirs.keys() and all(np.array_equal(initial[name], theirs[name]) for name in theirs)
         shutil.rmtree(source)
         train(apply_changes(config, {"train.init_from": str(source), "data.length": 16}), child)
         (line,) = evaluate(child, "test")
-        whose = parent if source.name == "exported" else source  # an export tells the run that it is of
+        whose = parent if source.name == "exported" else source  # an export names its run
         assert line["parent_run"] == whose.name and line["parent_step"] == 2 and line["step"] == 2
         assert not any(np.array_equal(x, theirs[name]) for name, x in arrays(child).items() if "kernel" in name)
     assert losses(tmp_path / "from_copy") == losses(tmp_path / "from_exported")
 
 
 @pytest.mark.slow
-def test_what_is_new_is_drawn_and_what_has_no_place_is_left_out(config, parent, tmp_path, capsys):
+def test_new_parameters_are_drawn_and_unused_ones_are_left_out(config, parent, tmp_path, capsys):
     theirs = arrays(parent)
-    untied = begun(config, tmp_path / "untied", train__init_from=str(parent), model__tie_embeddings=False)
+    untied = initial_params(config, tmp_path / "untied", train__init_from=str(parent), model__tie_embeddings=False)
     (new,) = untied.keys() - theirs.keys()
     np.testing.assert_allclose(
         untied[new], flatten_dict(load_model(tmp_path / "untied").model.init(), sep=".")[new], atol=1e-6
     )
     assert all(np.array_equal(untied[name], theirs[name]) for name in theirs)
     assert f"initialised: {new}" in capsys.readouterr().out
-    tied = begun(config, tmp_path / "tied", train__init_from=f"{tmp_path / 'untied'}@0")
+    tied = initial_params(config, tmp_path / "tied", train__init_from=f"{tmp_path / 'untied'}@0")
     assert new not in tied and f"left out: {new}" in capsys.readouterr().out
 
 
@@ -99,24 +99,26 @@ def test_what_is_new_is_drawn_and_what_has_no_place_is_left_out(config, parent, 
 def test_positions_of_another_length(config, parent, tmp_path):
     longer = {"model__max_length": 47, "data__length": 32, "train__init_from": str(parent)}
     with pytest.raises(InputError, match=r"positions/table \[32, 16\] there, \[47, 16\] here.*init_positions=interp"):
-        begun(config, tmp_path / "run", **longer)
-    found = begun(config, tmp_path / "run", **longer, train__init_positions="interpolate")["positions.table"]
-    theirs, places = arrays(parent)["positions.table"], np.linspace(0, 31, 47)
-    expected = np.stack([np.interp(places, np.arange(32), column) for column in theirs.T], axis=1)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+        initial_params(config, tmp_path / "run", **longer)
+    actual = initial_params(config, tmp_path / "run", **longer, train__init_positions="interpolate")["positions.table"]
+    theirs, points = arrays(parent)["positions.table"], np.linspace(0, 31, 47)
+    expected = np.stack([np.interp(points, np.arange(32), column) for column in theirs.T], axis=1)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_features_that_were_drawn_are_the_parents(config, tmp_path):
-    of = lambda seed: apply_changes(config, {"model.family": "performer", "seed": seed})
-    train(of(0), tmp_path / "parent")
-    begun(of(5), tmp_path / "child", train__init_from=str(tmp_path / "parent"))
-    here, there = (jax.tree.leaves(flash_lm.load(run).constants) for run in (tmp_path / "child", tmp_path / "parent"))
-    assert here and all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+    with_seed = lambda seed: apply_changes(config, {"model.family": "performer", "seed": seed})
+    train(with_seed(0), tmp_path / "parent")
+    initial_params(with_seed(5), tmp_path / "child", train__init_from=str(tmp_path / "parent"))
+    inherited, original = (
+        jax.tree.leaves(flash_lm.load(run).constants) for run in (tmp_path / "child", tmp_path / "parent")
+    )
+    assert inherited and all(np.array_equal(a, b) for a, b in zip(inherited, original, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         (
             {"model.num_layers": 1, "model.mlp_dim": 8},
@@ -133,16 +135,16 @@ def test_features_that_were_drawn_are_the_parents(config, tmp_path):
     ],
     ids=str,
 )
-def test_what_is_refused_writes_nothing(config, parent, tmp_path, keys, told):
+def test_a_refused_parent_writes_nothing(config, parent, tmp_path, keys, message):
     keys = {"train.init_from": str(parent)} | keys
     keys = {key: x.format(parent=parent) if isinstance(x, str) else x for key, x in keys.items()}
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         train(apply_changes(config, keys), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_frozen_parameters_do_not_change_by_a_bit(config, parent, tmp_path):
-    """Decayed, clipped and logged with the others or not."""
+def test_frozen_parameters_are_unchanged_to_the_bit(config, parent, tmp_path):
+    """With weight decay, clipping and logs, and without."""
     keys = {"train.init_from": str(parent), "train.freeze": ("embedding", "sublayer_0/(query|key)"), "train.steps": 3}
     train(apply_changes(config, keys | {"train.weight_decay": 0.5, "train.clip": 0.01}), tmp_path / "run")
     before, after = arrays(parent), arrays(tmp_path / "run")
@@ -151,41 +153,41 @@ def test_frozen_parameters_do_not_change_by_a_bit(config, parent, tmp_path):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_no_optimizer_moves_what_is_frozen(config, name):
-    """Nor turns a -0 into a 0; and the others move as if what is frozen were not there."""
+def test_no_optimizer_changes_frozen_parameters(config, name):
+    """No -0 becomes a 0, and the other parameters move as if the frozen ones did not exist."""
     settings = apply_changes(config, {"train.optimizer": name, "train.freeze": ("a",), "train.weight_decay": 0.1})
     random = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)
     params = {"a": draw(4, 4).at[0, 0].set(-0.0), "b": draw(4, 4)}
-    grads = {"a": jnp.zeros((4, 4)), "b": draw(4, 4)}  # as the step gives them
+    grads = {"a": jnp.zeros((4, 4)), "b": draw(4, 4)}  # as the step computes them
     like = lambda value: dict.fromkeys(params, value)
     traits = Traits(like(True), like(True), like(1.0), like(False), like(False))
     alone = Traits(
         *({"b": x["b"]} for x in (traits.matrix, traits.hidden, traits.rate, traits.project, traits.positions))
     )
     free = apply_changes(settings, {"train.freeze": ()})
-    found, expected = params, {"b": params["b"]}
+    actual, expected = params, {"b": params["b"]}
     both, one = make_optimizer(parse(settings).train, traits), make_optimizer(parse(free).train, alone)
-    states = both.init(found), one.init(expected)
+    states = both.init(actual), one.init(expected)
     for _ in range(3):
-        updates, state = both.update(grads, states[0], found, learning_rate=0.01)
+        updates, state = both.update(grads, states[0], actual, learning_rate=0.01)
         others, other = one.update({"b": grads["b"]}, states[1], expected, learning_rate=0.01)
-        found, expected, states = (
-            optax.apply_updates(found, updates),
+        actual, expected, states = (
+            optax.apply_updates(actual, updates),
             optax.apply_updates(expected, others),
             (state, other),
         )
-    assert np.asarray(found["a"]).tobytes() == np.asarray(params["a"]).tobytes()
-    point = gradient_point(states[0], found)["a"]  # the average of a and a copy of it
+    assert np.asarray(actual["a"]).tobytes() == np.asarray(params["a"]).tobytes()
+    point = gradient_point(states[0], actual)["a"]  # the average of a and a copy of it
     np.testing.assert_allclose(point, params["a"], rtol=1e-6)
-    np.testing.assert_allclose(found["b"], expected["b"], rtol=1e-6)
-    assert not np.array_equal(found["b"], params["b"])
+    np.testing.assert_allclose(actual["b"], expected["b"], rtol=1e-6)
+    assert not np.array_equal(actual["b"], params["b"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_begins_with_the_parameters_taken(config, parent, tmp_path, name):
-    """A step at nearly no rate stays with them."""
+def test_every_optimizer_starts_from_the_parameters_of_the_parent(config, parent, tmp_path, name):
+    """A step with a learning rate near zero leaves them unchanged."""
     keys = {"train.init_from": str(parent), "train.optimizer": name, "train.learning_rate": 1e-9, "train.steps": 1}
     train(apply_changes(config, keys | {"train.warmup_steps": 0, "train.weight_decay": 0.0}), tmp_path / "run")
     before, after = arrays(parent), arrays(tmp_path / "run")
@@ -194,7 +196,7 @@ def test_every_optimizer_begins_with_the_parameters_taken(config, parent, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_begun_run_can_be_branched(config, parent, tmp_path):
+def test_a_run_with_a_parent_can_be_branched(config, parent, tmp_path):
     train(apply_changes(config, {"train.init_from": str(parent)}), tmp_path / "begun")
     branch = {"train.branch_from": str(tmp_path / "begun"), "train.steps": 3}
     train(apply_changes(config, branch), tmp_path / "branch")
@@ -206,17 +208,17 @@ def test_a_begun_run_can_be_branched(config, parent, tmp_path):
 def test_an_export_is_not_a_run(config, parent, tmp_path):
     export(load_model(parent), tmp_path / "export", "mit")
     before = sorted(tmp_path.rglob("*"))
-    for keys, workdir, told in (
+    for keys, workdir, message in (
         ({}, "export", "is an exported model: choose another --workdir, and start from it with"),
         ({"train.branch_from": str(tmp_path / "export")}, "new", "without a training state: use train.init_from"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             train(apply_changes(config, keys), tmp_path / workdir)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_n_is_and_divides_is_as_in_the_parent(config, parent, tmp_path):
-    """Not by the length of the new rows."""
+def test_the_length_n_and_its_scale_are_those_of_the_parent(config, parent, tmp_path):
+    """They do not follow the new sequence length."""
     model = fill_from_parent(apply_changes(config, {"data.length": 16}), str(parent)).model
     assert (model.divides, model.normalizer) == ("scores", str(parse(config).data.length))
 
@@ -224,12 +226,12 @@ def test_what_n_is_and_divides_is_as_in_the_parent(config, parent, tmp_path):
 @pytest.mark.slow
 def test_a_larger_vocabulary_is_inherited(config, tmp_path):
     train(apply_changes(config, {"model.vocab_size": 300}), tmp_path / "parent")
-    found = begun(config, tmp_path / "child", train__init_from=str(tmp_path / "parent"), task="masked_lm")
-    assert len(found["embedding"]) == 300
+    initial = initial_params(config, tmp_path / "child", train__init_from=str(tmp_path / "parent"), task="masked_lm")
+    assert len(initial["embedding"]) == 300
 
 
 def test_a_tokenizer_of_another_kind_is_refused(config, parent, tmp_path):
-    """Also where the parent's corpus, of examples, made its own, of which its config says nothing."""
+    """Also if the parent's corpus, one of examples, made its tokenizer, which its config does not name."""
     run = shutil.copytree(parent, tmp_path / "run")
     shutil.rmtree(run / "tokenizer")
     save_tokenizer(CharacterTokenizer("abc"), run / "tokenizer")
@@ -237,7 +239,7 @@ def test_a_tokenizer_of_another_kind_is_refused(config, parent, tmp_path):
         parent_tokenizer(str(run), config)
 
 
-def test_names_are_those_of_the_mesh_rules():
+def test_names_are_matched_like_those_of_mesh_rules():
     tree = {"layers": {"x": {"kernel": 1}}, "embedding": 2}
     assert frozen_mask(("layers/.*/kernel",), tree) == {"layers": {"x": {"kernel": True}}, "embedding": False}
     assert [parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)] == [

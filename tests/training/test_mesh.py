@@ -1,4 +1,4 @@
-"""Every family on meshes of eight devices: the losses of one device, arrays really cut, checkpoints that move."""
+"""Every family on meshes of eight devices: the losses of one device, sharded arrays, checkpoints that change mesh."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import optax
 import pytest
 from oracles import families as oracle_families
 from oracles.row import Family
-from small import tasks_of
+from small import text_tasks
 
 from benchmarks.lib.collectives import count_collectives
 from flash_lm.config.experiment import parse
@@ -34,7 +34,7 @@ MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
 
 
 def batches(packed: bool):
-    """Rows with padding at their ends, of several documents if packed."""
+    """Rows with padding at their end, of several documents if packed."""
     draw = np.random.default_rng(0)
     for _ in range(STEPS):
         segments = np.sort(draw.integers(1, 4, (B, L), dtype=np.int32))
@@ -53,13 +53,13 @@ def batches(packed: bool):
 HYBRID = "flash/transformer_plus_plus"
 
 
-def own_of(family: str) -> Family:
-    """What these tests know of a family; nothing of a hybrid."""
+def get_family(family: str) -> Family:
+    """The description of a family for these tests; an empty one for a hybrid."""
     return oracle_families.FAMILIES.get(family, Family(()))
 
 
 class Run:
-    """A few steps of one family, or of a pattern of them, on one mesh; `devices`: how many of the eight."""
+    """A few steps of a family, or of a pattern of families, on a mesh; `devices`: how many of the eight."""
 
     def __init__(self, family: str, task: str, shape: tuple, devices: int = 8, model: dict | None = None, **train_keys):
         config = get_config()
@@ -76,11 +76,11 @@ class Run:
             mlp_dim=32,
             max_length=L,
         )
-        # A window over the whole row would leave AFT-conv's offset without a gradient.
+        # A window over the full sequence would leave AFT-conv's offset without a gradient.
         config.model.update(vocab_size=VOCAB, init="lecun", dropout=0.1, aft={"window": 5, "bias_dim": 8})
-        config.model.update(dict(own_of(family).mesh) | (model or {}))
+        config.model.update(dict(get_family(family).mesh) | (model or {}))
         config.data.tokens_per_batch = B * L
-        # A large eps: where a gradient is rounding alone, Adam's direction would be too.
+        # A large eps: where a gradient is only rounding error, so is the direction of Adam.
         config.train.update(warmup_steps=0, eps=1e-3, **train_keys)
         config.mesh.shape = shape
         parsed = parse(config)
@@ -101,13 +101,13 @@ class Run:
     def go(self, state):
         with jax.set_mesh(self.mesh):
             step = jax.jit(self._step, out_shardings=(self.shardings, None))
-            placed = [
+            sharded = [
                 shard_batch(batch, batch_sharding(self.mesh), single_host_share(B))
                 for batch in batches("packed" in common_forms(self.model.config.families))
             ]
-            compiled = step.lower(state, placed[0]).compile()
+            compiled = step.lower(state, sharded[0]).compile()
             self.traffic = count_collectives(compiled.as_text())
-            for batch in placed:
+            for batch in sharded:
                 state, metrics = compiled(state, batch)
                 self.losses.append([float(metrics["loss"]), float(metrics["grad_norm"])])
         return state
@@ -126,10 +126,10 @@ def assert_states_close(a, b):
         assert np.abs(x - y).max() <= 1e-4 * max(np.abs(y).max(), 1e-6), jax.tree_util.keystr(path)
 
 
-# Each family, causal, over all three axes at once, and one masked; the other pairs are in `make test-all`.
-# As aft_local and transformer, and as long to compile.
-QUICK = [(family, tasks_of(family)[0], (2, 2, 2)) for family in FAMILIES]
-ALL = [(family, task, shape) for family in FAMILIES for task in tasks_of(family) for shape in MESHES]
+# Each family causal over all three axes at once, and one masked; the other pairs are in `make test-all`.
+# These pairs compile as long as aft_local and transformer do.
+QUICK = [(family, text_tasks(family)[0], (2, 2, 2)) for family in FAMILIES]
+ALL = [(family, task, shape) for family in FAMILIES for task in text_tasks(family) for shape in MESHES]
 ALL.append((HYBRID, "causal_lm", (2, 2, 2)))
 
 
@@ -139,21 +139,21 @@ ALL.append((HYBRID, "causal_lm", (2, 2, 2)))
 def test_losses_and_updates_are_those_of_one_device(family, task, shape, monkeypatch):
     # A norm by head makes the first (q·k) v of a document v or −v, however small q·k is. With the usual ε of 1e-6 the
     # gradient norm of RetNet differs by 1e-4 between meshes, and two steps later by 5e-3.
-    if own_of(family).normed_heads:
+    if get_family(family).normed_heads:
         monkeypatch.setattr(norms, "HEAD_EPSILON", 0.1)
     one, run = one_device(family, task), Run(family, task, shape)
     state = run.go(run.start())
     assert np.allclose(run.losses, one.losses, rtol=1e-5)
     assert_states_close(state, one.final)
     assert not one.traffic and run.traffic["all-reduce"].count
-    # Where a rule cuts an array against the grain of the computation, activations are dealt out again.
+    # A rule that shards an array against the computation makes XLA redistribute activations.
     assert "all-to-all" not in run.traffic, run.traffic
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
 def test_short_convolutions(task):
-    """Filters are on every device; rows are cut, and no row reads another."""
+    """Filters are replicated; rows are sharded, and no row reads another."""
     keys = {"short_convolution": 4}
     one, run = Run("flash", task, (1, 1, 1), devices=1, model=keys), Run("flash", task, (2, 2, 2), model=keys)
     expected, state = one.go(one.start()), run.go(run.start())
@@ -167,8 +167,8 @@ def test_short_convolutions(task):
 _IN_TWO = "shared|beta|step_size|skip_map|taps"  # over fsdp alone, or tensor
 
 
-def assert_matrices_are_cut(tree) -> None:
-    """Into four parts each, over fsdp and tensor; a unit's shared queries and keys, and maps to heads, into two."""
+def assert_matrices_are_sharded(tree) -> None:
+    """Into four parts over fsdp and tensor; shared queries and keys of a unit, and maps to heads, into two."""
     cut = {}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -177,15 +177,15 @@ def assert_matrices_are_cut(tree) -> None:
     assert cut and all(count == (2 if re.search(_IN_TWO, name) else 4) for name, count in cut.items()), cut
 
 
-def test_a_matrix_that_no_rule_names_is_cut_by_its_shape():
-    """So a family of one's own needs no name from a list; what is no matrix is on each device, as a bias is."""
+def test_a_matrix_without_a_rule_is_sharded_by_its_shape():
+    """So a family of a plugin needs no rules; arrays that are no matrices, such as a bias, are replicated."""
     config = dataclasses.replace(parse(get_config()).mesh, shape=(2, 4, 1))
     shapes = {"layers": {"mine": (2, 8, 6), "wide": (2, 3, 5), "gains": (2, 8, 8)}, "mine": (6, 8), "bias": (8,)}
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x, jnp.float32), shapes, is_leaf=lambda x: type(x) is tuple)
     matrix = {"layers": {"mine": True, "wide": True, "gains": False}, "mine": True, "bias": False}
     mesh = make_mesh(config, jax.devices()[:8])
-    found = jax.tree.map(lambda x: tuple(x.spec), param_shardings(abstract, matrix, config, mesh))
-    assert found == {
+    actual = jax.tree.map(lambda x: tuple(x.spec), param_shardings(abstract, matrix, config, mesh))
+    assert actual == {
         "layers": {"mine": (None, "fsdp"), "wide": (None,), "gains": (None,)},
         "mine": (None, "fsdp"),
         "bias": (),
@@ -193,11 +193,11 @@ def test_a_matrix_that_no_rule_names_is_cut_by_its_shape():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parameters_and_moments_are_cut_over_fsdp_and_tensor(family):
-    state = Run(family, tasks_of(family)[0], (2, 2, 2)).start()
+def test_parameters_and_moments_are_sharded_over_fsdp_and_tensor(family):
+    state = Run(family, text_tasks(family)[0], (2, 2, 2)).start()
     moments = [optax.tree_utils.tree_get(state.opt_state, name) for name in ("mu", "nu")]
     for tree in (state.params, *moments):
-        assert_matrices_are_cut(tree)
+        assert_matrices_are_sharded(tree)
         bytes_here = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
         assert bytes_here < 0.45 * sum(x.nbytes for x in jax.tree.leaves(tree))
 
@@ -205,16 +205,16 @@ def test_parameters_and_moments_are_cut_over_fsdp_and_tensor(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
-    source = Run(family, tasks_of(family)[0], (2, 2, 2))
+    source = Run(family, text_tasks(family)[0], (2, 2, 2))
     state = source.start()
-    # Moments that are not zero, without the time of a step.
+    # Moments that are not zero, without the cost of a step.
     state = jax.tree.map(lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape) / 100, state)
     state = jax.tree.map(lambda x, s: jax.device_put(x.astype(s.dtype), s.sharding), state, source.abstract)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state, {"corpus": "x"}, None)
     checkpoints.close()
     for shape, devices in (((1, 8, 1), 8), ((1, 1, 4), 4), ((1, 1, 1), 1)):
-        target = Run(family, tasks_of(family)[0], shape, devices)
+        target = Run(family, text_tasks(family)[0], shape, devices)
         restored, facts = restore(run_name(tmp_path), target.abstract)
         assert facts == {"corpus": "x"}
         for x, y, s in zip(*map(jax.tree.leaves, (restored, state, target.shardings)), strict=True):
@@ -229,4 +229,4 @@ def test_each_optimizer_is_sharded_and_agrees_with_one_device(name):
     one.go(one.start())
     state = run.go(run.start())
     assert np.allclose(run.losses, one.losses, rtol=1e-5)
-    assert_matrices_are_cut(state.opt_state)
+    assert_matrices_are_sharded(state.opt_state)

@@ -1,4 +1,4 @@
-"""A step that is not finite changes nothing: it is skipped and counted, or ends the run, and its origin is named."""
+"""A step that is not finite is skipped and counted, or ends the run; the layer of its origin is named."""
 
 import itertools
 import pathlib
@@ -37,8 +37,8 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture
-def poisoned(monkeypatch):
-    """Makes a row of step 6 begin with a token that does not exist."""
+def poison_step(monkeypatch):
+    """Makes a row of step 6 begin with a token outside the vocabulary."""
     training_batches = Experiment.training_batches
 
     class Poisoned:
@@ -52,13 +52,13 @@ def poisoned(monkeypatch):
                 batch["inputs_BxL"][ROW, 0] = OUTSIDE
             return batch
 
-    def batches(experiment, share, start_step, place):
-        return Poisoned(training_batches(experiment, share, start_step, place), start_step)
+    def batches(experiment, share, start_step, path):
+        return Poisoned(training_batches(experiment, share, start_step, path), start_step)
 
     monkeypatch.setattr(Experiment, "training_batches", batches)
 
 
-def skipping(config, **settings):
+def make_skipping_run(config, **settings):
     config = config.copy_and_resolve_references()
     config.train.update(on_nonfinite="skip", **settings)
     return config
@@ -71,7 +71,7 @@ def saved_state(config, workdir: pathlib.Path):
 
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.slow
-def test_it_ends_the_run_and_is_not_saved(config, poisoned, tmp_path, debug):
+def test_it_ends_the_run_and_is_not_saved(config, poison_step, tmp_path, debug):
     with pytest.raises(RunError) as caught:
         train(config, tmp_path, debug_nonfinite=debug)
     message = str(caught.value)
@@ -83,9 +83,9 @@ def test_it_ends_the_run_and_is_not_saved(config, poisoned, tmp_path, debug):
 
 
 @pytest.mark.slow
-def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
-    """Parameters and moments stay, to the bit; the run goes on, also after a restart."""
-    config = skipping(config)
+def test_it_is_skipped_and_counted(config, poison_step, tmp_path):
+    """Parameters and moments stay, to the bit; the run continues, also after a restart."""
+    config = make_skipping_run(config)
     states = {}
     for stop in (5, 6):
         counter = itertools.count(1)
@@ -94,12 +94,12 @@ def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
         assert facts["skipped_steps"] == stop - 5
     before, after = (jax.tree_util.tree_leaves_with_path(states[stop]) for stop in (5, 6))
     changed = [jax.tree_util.keystr(path) for (path, a), (_, b) in zip(before, after, strict=True) if (a != b).any()]
-    # Adam's count is of the gradients that its moments have seen; the number of steps, which sets the rate, goes on.
+    # Adam counts the gradients in its moments; the number of steps, which sets the rate, continues.
     assert len(before) > 30 and changed == [".step"]
     counts = dict(optax.tree.get_all_with_path(states[6].opt_state, "count"))
-    found = {path[-1].tuple_name: int(count) for path, count in counts.items()}
-    # The schedule's own count is kept for older checkpoints alone.
-    assert found == {"ScaleByAdamState": 5, "ScaleByScheduleState": 0} and int(states[6].step) == 6
+    actual = {path[-1].tuple_name: int(count) for path, count in counts.items()}
+    # The count of the schedule is kept for older checkpoints alone.
+    assert actual == {"ScaleByAdamState": 5, "ScaleByScheduleState": 0} and int(states[6].step) == 6
     train(config, tmp_path / "6")
     lines = [line for line in read_jsonl(tmp_path / "6" / "metrics.jsonl") if line["split"] == "train"]
     assert [line["step"] for line in lines] == [*range(1, 6), *range(7, 13)]
@@ -107,14 +107,16 @@ def test_it_is_skipped_and_counted(config, poisoned, tmp_path):
         i: int(i > 6) for i in [*range(1, 6), *range(7, 13)]
     }
     assert all(np.isfinite(line["loss"]) for line in lines)
-    train(config, tmp_path / "whole")
-    for a, b in zip(*(jax.tree.leaves(saved_state(config, tmp_path / x)[0]) for x in ("6", "whole")), strict=True):
+    train(config, tmp_path / "uninterrupted")
+    for a, b in zip(
+        *(jax.tree.leaves(saved_state(config, tmp_path / x)[0]) for x in ("6", "uninterrupted")), strict=True
+    ):
         assert np.array_equal(a, b)
 
 
 @pytest.mark.slow
 def test_a_non_finite_update_is_not_applied(config, tmp_path, monkeypatch):
-    """Loss and gradient are, but a word that does not occur has moments of 0, and 0 / 0 is NaN without ε."""
+    """Loss and gradient are finite. A word that does not occur has moments of 0, and without ε, 0 / 0 is NaN."""
     without = Optimizer(lambda config, traits: [optax.scale_by_adam(config.b1, config.b2, eps=0.0)])
     monkeypatch.setitem(OPTIMIZERS.registered, "adamw", without)
     with pytest.raises(RunError, match=r"step 1 \(rows 0 to 7 .*: loss \d.*optimizer's update") as caught:
@@ -134,7 +136,7 @@ def test_an_evaluation_that_is_not_finite_is_not_the_best(tmp_path):
 
 def test_too_many_in_a_row_end_the_run(config, monkeypatch):
     monkeypatch.setattr(nonfinite, "MOST_IN_A_ROW", 3)
-    steps = NonfiniteSteps(build_experiment(parse(skipping(config, steps=1000))), skipped=7)
+    steps = NonfiniteSteps(build_experiment(parse(make_skipping_run(config, steps=1000))), skipped=7)
     values = {"loss": float("inf"), "grad_norm": 1.0}
     for step in (2, 3, 4, 6, 7, 8):
         assert "loss inf" in steps.record_skipped(step, values, "")
@@ -144,8 +146,8 @@ def test_too_many_in_a_row_end_the_run(config, monkeypatch):
 
 
 def test_a_run_that_breaks_at_once_does_not_end_well(config, tmp_path):
-    """The first update is finite, and no step after it: a tenth of the steps in a row is no accident."""
-    config = skipping(config, learning_rate=1e30, warmup_steps=0, clip=0.0)
+    """The first update is finite, and no later step: a tenth of the steps in succession is no accident."""
+    config = make_skipping_run(config, learning_rate=1e30, warmup_steps=0, clip=0.0)
     config.model.dropout = 0.0
     with pytest.raises(NonfiniteError, match=r"^step \d .*; the last 2 steps were skipped: lower .*$") as caught:
         train(config, tmp_path)
@@ -156,7 +158,7 @@ def test_the_last_step_of_a_run(config):
     """A single step that is skipped at the end is an accident, unless the model is broken."""
     values = {"loss": float("nan"), "grad_norm": 1.0}
     for step in (11, 12):
-        steps = NonfiniteSteps(build_experiment(parse(skipping(config))), skipped=0)
+        steps = NonfiniteSteps(build_experiment(parse(make_skipping_run(config))), skipped=0)
         steps.record_skipped(step, values, "")
         steps.check_end(5.0)
     with pytest.raises(NonfiniteError, match="step 12: validation loss nan; the last step was skipped"):
@@ -165,7 +167,7 @@ def test_the_last_step_of_a_run(config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_layer_is_found_where_it_begins(config, accumulate):
+def test_the_layer_of_its_origin_is_named(config, accumulate):
     config = config.copy_and_resolve_references()
     config.model.num_layers = 2
     config.train.accumulate = accumulate

@@ -1,4 +1,4 @@
-"""Optimizers, schedules and clipping against their papers' update rules in float64 NumPy, layer by layer."""
+"""Optimizers, schedules and clipping against the update rules of their papers in float64 NumPy, layer by layer."""
 
 import dataclasses
 from functools import partial
@@ -36,7 +36,7 @@ def parameters() -> dict:
     draw = np.random.default_rng(0)
     sizes = {"embedding": (140, 130), "layers/kernel": (LAYERS, 130, 140), "layers/scale": (LAYERS, 5)}
     arrays = {name: draw.normal(size=size) * 10.0 ** draw.integers(-2, 2) for name, size in sizes.items()}
-    # Layers of very different sizes: what is reckoned over all of them would be seen.
+    # Layers of very different sizes show an update that is computed over all of them.
     for name in ("layers/kernel", "layers/scale"):
         arrays[name] *= np.array([0.1, 1.0, 30.0]).reshape(-1, *[1] * (arrays[name].ndim - 1))
     return arrays
@@ -45,19 +45,19 @@ def parameters() -> dict:
 def gradients(step: int) -> dict:
     draw = np.random.default_rng(step + 1)
     scale = np.array([1e-3, 1.0, 20.0])
-    found = {name: draw.normal(size=x.shape) for name, x in parameters().items()}
+    grads = {name: draw.normal(size=x.shape) for name, x in parameters().items()}
     for name in ("layers/kernel", "layers/scale"):
-        found[name] *= scale.reshape(-1, *[1] * (found[name].ndim - 1))
-    return found
+        grads[name] *= scale.reshape(-1, *[1] * (grads[name].ndim - 1))
+    return grads
 
 
-def nested(flat: dict) -> dict:
+def unflatten(flat: dict) -> dict:
     layers = {name.split("/")[1]: x for name, x in flat.items() if "/" in name}
     return {"embedding": flat["embedding"], "layers": layers}
 
 
-def by_layer(flat: dict) -> dict:
-    """Each layer's part as a parameter of its own."""
+def split_layers(flat: dict) -> dict:
+    """Each layer's slice as a separate parameter."""
     stacked = {(name, i): x[i] for name, x in flat.items() if "/" in name for i in range(LAYERS)}
     return {(name, None): x for name, x in flat.items() if "/" not in name} | stacked
 
@@ -65,22 +65,22 @@ def by_layer(flat: dict) -> dict:
 RATES = {"embedding": 1.0, "layers/kernel": 1.0, "layers/scale": 1.0}
 
 
-def told(rates: dict) -> Traits:
-    """That all but the scales are matrices."""
+def traits_with(rates: dict) -> Traits:
+    """Traits that make everything a matrix except the scales."""
     matrix, no = {name: "scale" not in name for name in rates}, dict.fromkeys(rates, False)
     hidden = {name: "kernel" in name for name in rates}
-    return Traits(nested(matrix), nested(hidden), nested(rates), nested(no), nested(no))
+    return Traits(unflatten(matrix), unflatten(hidden), unflatten(rates), unflatten(no), unflatten(no))
 
 
 def run_ours(config: TrainConfig, rates: dict = RATES) -> dict:
-    optimizer = make_optimizer(config, told(rates))
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(parameters()))
+    optimizer = make_optimizer(config, traits_with(rates))
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), unflatten(parameters()))
     state, update, rate = optimizer.init(params), jax.jit(optimizer.update), learning_rate(config)
     for step in range(STEPS):
-        grads = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), nested(gradients(step)))
+        grads = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), unflatten(gradients(step)))
         updates, state = update(grads, state, params, learning_rate=rate(step))
         params = optax.apply_updates(params, updates)
-    return by_layer({"embedding": params["embedding"]} | {f"layers/{k}": x for k, x in params["layers"].items()})
+    return split_layers({"embedding": params["embedding"]} | {f"layers/{k}": x for k, x in params["layers"].items()})
 
 
 # Update rules of one parameter: (gradient, its memory, step from 1, config, parameter) -> direction.
@@ -93,7 +93,7 @@ def adamw(g, memory, t, c, p):
 
 
 def radam(g, memory, t, c, p):
-    """Liu et al. 2020, algorithm 2; the rectified step from ρ_t ≥ 5 on, as in the paper's own code."""
+    """Liu et al. 2020, algorithm 2; the rectified step from ρ_t ≥ 5 on, as in the code of the paper."""
     m = memory["m"] = c.b1 * memory.get("m", 0) + (1 - c.b1) * g
     v = memory["v"] = c.b2 * memory.get("v", 0) + (1 - c.b2) * g**2
     longest = 2 / (1 - c.b2) - 1
@@ -156,15 +156,15 @@ RULES = {
 
 
 def run_oracle(config: TrainConfig, rates: dict = RATES) -> dict:
-    params = by_layer(parameters())
+    params = split_layers(parameters())
     memories, moved = {name: {} for name in params}, dict(params)
     for step in range(STEPS):
-        grads = by_layer(gradients(step))
+        grads = split_layers(gradients(step))
         if config.clip:
             norms = {name: np.sqrt((g**2).sum()) for name, g in grads.items()}
-            whole = np.sqrt(sum(n**2 for n in norms.values()))
+            global_norm = np.sqrt(sum(n**2 for n in norms.values()))
             for name in grads:
-                norm = whole if config.clip_mode == "global" else norms[name]
+                norm = global_norm if config.clip_mode == "global" else norms[name]
                 grads[name] = grads[name] * min(1, config.clip / norm)
         for name, p in params.items():
             rule = muon if config.optimizer == "muon" and name[0] == "layers/kernel" else RULES[config.optimizer]
@@ -184,9 +184,9 @@ def run_oracle(config: TrainConfig, rates: dict = RATES) -> dict:
     return params
 
 
-def assert_follows_the_oracle(config: TrainConfig, rates: dict = RATES) -> None:
-    """To 1e-4 of how far each parameter has moved, beside the rounding of the parameter itself."""
-    expected, start = run_oracle(config, rates), by_layer(parameters())
+def assert_matches_the_oracle(config: TrainConfig, rates: dict = RATES) -> None:
+    """To 1e-4 of each parameter's displacement, plus the rounding error of the parameter."""
+    expected, start = run_oracle(config, rates), split_layers(parameters())
     for key, x in run_ours(config, rates).items():
         moved, size = np.abs(expected[key] - start[key]).max(), np.abs(start[key]).max()
         assert moved > 0
@@ -195,16 +195,16 @@ def assert_follows_the_oracle(config: TrainConfig, rates: dict = RATES) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_update_rule(name):
-    assert_follows_the_oracle(settings(optimizer=name))
+    assert_matches_the_oracle(settings(optimizer=name))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_parameter_may_have_its_own_rate(name):
-    assert_follows_the_oracle(settings(optimizer=name), RATES | {"layers/kernel": 3.0, "layers/scale": 0.5})
+    assert_matches_the_oracle(settings(optimizer=name), RATES | {"layers/kernel": 3.0, "layers/scale": 0.5})
 
 
 class Two(nnx.Module):
-    """Parameters whose names say nothing."""
+    """Parameters whose names do not tell their traits."""
 
     def __init__(self, rngs: nnx.Rngs):
         draw = lambda *shape: jax.random.normal(rngs.params(), shape)
@@ -212,8 +212,8 @@ class Two(nnx.Module):
         self.c, self.d = nnx.Param(draw(3, 2), **VECTORS), nnx.Param(draw(3, 2), rate=2.0)
 
 
-def test_what_a_parameter_is_decides_and_not_its_name():
-    """A matrix has two dimensions beside that of the layers, unless it says otherwise."""
+def test_traits_do_not_depend_on_names():
+    """A matrix has two dimensions besides the layer dimension, unless its trait says otherwise."""
     alone = traits(nnx.state(Two(nnx.Rngs(0)), nnx.Param))
     assert alone.matrix == {"a": True, "b": False, "c": False, "d": True}
     assert alone.rate == {"a": 1.0, "b": 1.0, "c": 1.0, "d": 2.0}
@@ -233,7 +233,7 @@ def test_what_a_parameter_is_decides_and_not_its_name():
 
 @pytest.mark.parametrize("family", ["aft_full", "aft_local"])
 def test_the_first_gradients_of_afts_position_bias_move_it(family):
-    """They are of 1e-7, and beside an eps of 1e-6 a step was a sixth of the learning rate: the bias stood still."""
+    """They are about 1e-7. With an eps of 1e-6 a step was a sixth of the learning rate, and the bias did not move."""
     config = get_config()
     config.model.update(family=family, vocab_size=32, max_length=8, model_dim=8, num_layers=2)
     settings = dataclasses.replace(parse(config).train, warmup_steps=0, schedule="constant", clip=0.0)
@@ -250,41 +250,41 @@ def test_the_first_gradients_of_afts_position_bias_move_it(family):
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_clipping(name, mode):
     config = settings(optimizer=name, clip=0.5, clip_mode=mode, eps=1e-3)
-    assert_follows_the_oracle(config)
+    assert_matches_the_oracle(config)
     clipped, free = run_oracle(config), run_oracle(dataclasses.replace(config, clip=0.0))
     assert any(np.abs(free[key] - x).max() > 1e-2 * np.abs(x).max() for key, x in clipped.items())
 
 
 def test_adafactor_keeps_only_rows_and_columns():
-    params = jax.tree.map(jnp.asarray, nested(parameters()))
-    state = make_optimizer(settings(optimizer="adafactor"), told(RATES)).init(params)
+    params = jax.tree.map(jnp.asarray, unflatten(parameters()))
+    state = make_optimizer(settings(optimizer="adafactor"), traits_with(RATES)).init(params)
     kept = sum(x.size for x in jax.tree.leaves(state))
     assert kept < 0.03 * sum(x.size for x in jax.tree.leaves(params))
 
 
 def test_a_stacked_matrix_is_its_layers():
-    """Muon's update of stacked layers is, to the bit, that of fewer layers in an optimizer of their own.
+    """The Muon update of stacked layers equals, to the bit, that of an optimizer of fewer layers.
 
-    A single one has no loop over layers, and is compiled otherwise.
+    A single layer has no loop over layers, and is compiled differently.
     """
     draw = np.random.default_rng(0)
     params, gradients = (jnp.float32(draw.normal(size=(6, 20, 30))) for _ in range(2))
-    told = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
-    optimizer = make_optimizer(settings(optimizer="muon"), told)
+    traits = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
+    optimizer = make_optimizer(settings(optimizer="muon"), traits)
     update = jax.jit(partial(optimizer.update, learning_rate=0.1))
 
-    def updated(here):
-        tree = {"layers": {"kernel": params[here]}}
-        return update({"layers": {"kernel": gradients[here]}}, optimizer.init(tree), tree)[0]["layers"]["kernel"]
+    def update_layers(layers):
+        tree = {"layers": {"kernel": params[layers]}}
+        return update({"layers": {"kernel": gradients[layers]}}, optimizer.init(tree), tree)[0]["layers"]["kernel"]
 
-    whole = updated(slice(None))
-    for here in (slice(2), slice(2, 4), slice(1, 4), slice(5)):
-        assert np.array_equal(whole[here], updated(here))
+    full = update_layers(slice(None))
+    for layers in (slice(2), slice(2, 4), slice(1, 4), slice(5)):
+        assert np.array_equal(full[layers], update_layers(layers))
     for i in range(len(params)):
-        assert np.allclose(whole[i], updated(slice(i, i + 1))[0], rtol=0, atol=3e-6 * np.abs(whole[i]).max())
+        assert np.allclose(full[i], update_layers(slice(i, i + 1))[0], rtol=0, atol=3e-6 * np.abs(full[i]).max())
 
 
-def test_muon_is_optax_own():
+def test_muon_equals_optax():
     draw = np.random.default_rng(0)
     params = {"a": jnp.float32(draw.normal(size=(20, 30))), "b": jnp.float32(draw.normal(size=(30, 10)))}
     ours, theirs = (
@@ -296,26 +296,26 @@ def test_muon_is_optax_own():
     state, their_state = ours.init(params), theirs.init(params)
     for _ in range(3):
         gradients = jax.tree.map(lambda x: jnp.float32(draw.normal(size=x.shape)), params)
-        found, state = ours.update(gradients, state)
+        updates, state = ours.update(gradients, state)
         expected, their_state = theirs.update(gradients, their_state)
-        for name, x in found.items():
+        for name, x in updates.items():
             assert np.allclose(x, expected[name] * 0.2 * max(x.shape) ** 0.5, atol=1e-5)
 
 
 def test_an_orthogonal_gradient_keeps_its_direction():
-    """All singular values are alike then, whatever the polynomial makes of them."""
+    """All singular values are then alike, whatever the polynomial makes of them."""
     config = settings(optimizer="muon", weight_decay=0.0)
     q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(16, 16)))
     tree = lambda x: {"layers": {"kernel": jnp.float32(x)[None]}}
-    told = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
-    optimizer = make_optimizer(config, told)
+    traits = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
+    optimizer = make_optimizer(config, traits)
     update, _ = optimizer.update(tree(7 * q), optimizer.init(tree(q)), tree(q), learning_rate=config.learning_rate)
     update = np.asarray(update["layers"]["kernel"][0], np.float64)
     size = -np.trace(update @ q.T) / 16
     assert np.allclose(update, -size * q, atol=1e-6) and 0.5 < size / (config.learning_rate * 0.2 * 4) < 1.5
 
 
-def test_hidden_matrices_are_those_between_features():
+def test_hidden_matrices_map_features_to_features():
     for family in ("flash", "transformer", "aft_full"):
         config = get_config()
         config.model.update(family=family, vocab_size=32, max_length=8, model_dim=8, num_layers=2)
@@ -326,8 +326,8 @@ def test_hidden_matrices_are_those_between_features():
         assert names and all(name.startswith("layers/") and name.endswith("kernel") for name in names)
 
 
-def test_schedule_free_is_optax_own():
-    """Whose parameters are the points of the gradients, and whose average is made for evaluation."""
+def test_schedule_free_equals_optax():
+    """In optax the parameters are the points of the gradients, and the average is computed for evaluation."""
     config = settings(optimizer="schedule_free_adamw", b1=0.9)
     theirs = optax.contrib.schedule_free_adamw(0.05, b1=0.9, b2=0.95, eps=1e-6, weight_decay=0.1)
     target = jnp.asarray(np.random.default_rng(0).normal(size=(6, 5)), jnp.float32)
@@ -345,8 +345,8 @@ def test_schedule_free_is_optax_own():
     assert np.abs(x["a"] - y["a"]).max() > 1e-3
 
 
-def test_a_warm_up_counts_less_in_the_average():
-    """The weight of a step is its squared rate."""
+def test_warmup_steps_weigh_less_in_the_average():
+    """The weight of a step is its squared learning rate."""
     config = settings(optimizer="schedule_free_adamw", warmup_steps=4, b1=0.9, weight_decay=0.0, learning_rate=0.4)
     params = {"a": jnp.zeros(3)}
     optimizer = make_optimizer(config, Traits(*({"a": x} for x in (False, False, 1.0, False, False))))

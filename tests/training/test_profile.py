@@ -1,4 +1,4 @@
-"""Traces of a run."""
+"""Profiler traces of a run."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ def test_invalid_spans(text):
 
 
 def test_the_span_must_lie_within_the_run(tmp_path):
-    """And nothing is written else."""
+    """Otherwise nothing is written."""
     assert parse_span("20:25") == (20, 25)
     check_span((20, 25), 25)
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
@@ -31,7 +31,7 @@ def test_the_span_must_lie_within_the_run(tmp_path):
 
 @pytest.mark.slow
 def test_the_trace_has_the_steps_of_the_span_and_changes_no_loss(tmp_path):
-    """The same command on the finished run does nothing, as without a trace."""
+    """Repeated on the finished run, the command does nothing, as without a trace."""
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
     config.train.update(steps=3, eval_every=0, checkpoint_every=0)
     losses = []

@@ -1,4 +1,4 @@
-"""Resumed runs: with other settings, by one process at a time, and without deleted files."""
+"""Resumed runs: with other settings, by one process at a time, and after files were deleted."""
 
 import collections
 import json
@@ -25,7 +25,7 @@ from training.runs import losses, small_run, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
-# None of them changes more than rounding.
+# Each of them changes rounding alone.
 HARMLESS = {
     "model.remat": "full",
     "model.scan_layers": False,
@@ -49,43 +49,43 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(config, tmp_path_factory) -> pathlib.Path:
+def finished_run(config, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("runs") / "finished"
     train(config, workdir)
     return workdir
 
 
 @pytest.fixture(scope="module")
-def half(config, tmp_path_factory) -> pathlib.Path:
+def half_run(config, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("runs") / "half"
     train(config, workdir, should_stop=stop_after(6))
     return workdir
 
 
-def close(found: dict, expected: dict) -> bool:
-    return bool(found) and all(np.isclose(loss, expected[key], rtol=2e-5) for key, loss in found.items())
+def close(actual: dict, expected: dict) -> bool:
+    return bool(actual) and all(np.isclose(loss, expected[key], rtol=2e-5) for key, loss in actual.items())
 
 
 @pytest.mark.slow
-def test_a_resumed_run_may_change_what_changes_rounding(config, finished, half, tmp_path):
-    """All of it at once; its corpus has moved, too. What it was is kept, and what is new is used from then on."""
-    run = shutil.copytree(half, tmp_path / "run")
+def test_a_resumed_run_may_change_what_changes_rounding(config, finished_run, half_run, tmp_path):
+    """All of it at once, with a moved corpus. The config of the run is kept; the changes apply from then on."""
+    run = shutil.copytree(half_run, tmp_path / "run")
     moved = shutil.copytree(pathlib.Path(config.data.path).parent, tmp_path / "moved")
     other = apply_changes(config, HARMLESS | {"data.path": f"{moved}/*.txt", "data.cache_dir": str(tmp_path / "cache")})
     before = (run / "config.json").read_bytes()
     train(other, run)
-    found, expected = losses(run), losses(finished)
-    assert close({key: loss for key, loss in found.items() if key[1] == "train"}, expected)
-    assert max(found) == (12, "validation") and (6, "train") in found and (7, "train") not in found
+    actual, expected = losses(run), losses(finished_run)
+    assert close({key: loss for key, loss in actual.items() if key[1] == "train"}, expected)
+    assert max(actual) == (12, "validation") and (6, "train") in actual and (7, "train") not in actual
     assert (run / "config.json").read_bytes() == before
     now = RunFolder(run).config
-    told = {key: flat(now.to_dict())[key] for key in HARMLESS}
-    assert told == HARMLESS | {"model.quadratic.implementation": "blocked"}  # which the family does not use
+    resolved = {key: flat(now.to_dict())[key] for key in HARMLESS}
+    assert resolved == HARMLESS | {"model.quadratic.implementation": "blocked"}  # which the family does not use
     assert now.data.path == other.data.path and now.train.learning_rate == config.train.learning_rate
 
 
-def continued(run: pathlib.Path, asked):
-    """The config with which a run goes on."""
+def resolve_resumed(run: pathlib.Path, asked):
+    """The config of a run that is resumed with the config `asked`."""
     return continue_run(normalize(asked), RunFolder(run))[0]
 
 
@@ -94,7 +94,7 @@ def continued(run: pathlib.Path, asked):
     [
         *(({key: value}, None) for key, value in HARMLESS.items()),
         ({"data.path": "elsewhere"}, None),
-        ({"train.warmup_steps": 2, "data.length": 32}, None),  # which is what it was, said openly
+        ({"train.warmup_steps": 2, "data.length": 32}, None),  # the value of the run, given explicitly
         ({"model.aft.bias_rate": 1.0, "model.favor.features": 3, "data.shuffle_buffer": 1}, None),  # of other families
         ({"train.accumulate": 2}, "train.accumulate=1 there, 2 here"),  # dropout draws other masks
         ({"train.steps": 20}, "train.steps=12 there, 20 here.*branch_from="),
@@ -103,44 +103,44 @@ def continued(run: pathlib.Path, asked):
     ],
     ids=str,
 )
-def test_what_a_resumed_run_may_change(config, half, changes, refused):
+def test_keys_that_a_resumed_run_may_change(config, half_run, changes, refused):
     other = apply_changes(config, changes)
     if refused is None:
-        assert continued(half, other).train.warmup_steps == 2
+        assert resolve_resumed(half_run, other).train.warmup_steps == 2
         return
     with pytest.raises(InputError, match=refused):
-        continued(half, other)
+        resolve_resumed(half_run, other)
 
 
-def test_how_softmax_is_computed_may_change(config, half, tmp_path):
-    """Of a family that uses it."""
-    run = shutil.copytree(half, tmp_path / "run")
+def test_how_softmax_is_computed_may_change(config, half_run, tmp_path):
+    """For a family that uses it."""
+    run = shutil.copytree(half_run, tmp_path / "run")
     other = apply_changes(config, {"model.family": "transformer"})
     (run / "config.json").write_text(json.dumps(other.to_dict()))
-    continued(run, apply_changes(other, {"model.quadratic.implementation": "plain"}))
+    resolve_resumed(run, apply_changes(other, {"model.quadratic.implementation": "plain"}))
     with pytest.raises(InputError, match="model.rotary=None there, True here"):
-        continued(run, apply_changes(other, {"model.rotary": True}))
+        resolve_resumed(run, apply_changes(other, {"model.rotary": True}))
 
 
-def test_a_run_from_before_a_key_is_continued(config, half, tmp_path):
-    """With the same command, in which keys that are younger than it are open."""
-    run = shutil.copytree(half, tmp_path / "run")
+def test_a_run_from_before_a_key_is_continued(config, half_run, tmp_path):
+    """With the same command, where younger keys are open."""
+    run = shutil.copytree(half_run, tmp_path / "run")
     values = json.loads((run / "config.json").read_text())
     for group, key in (("data", "streaming"), ("train", "decay_steps"), ("train", "branch_from")):
         del values[group][key]
     values["train"]["warmup_steps"] = 3
     (run / "config.json").write_text(json.dumps(values))
     now = apply_changes(config, {"train.warmup_steps": None})
-    goes_on = continued(run, now)
+    goes_on = resolve_resumed(run, now)
     assert (goes_on.data.streaming, goes_on.train.decay_steps, goes_on.train.warmup_steps) == (False, None, 3)
     with pytest.raises(InputError, match="train.decay_steps=None there, 2 here"):
-        continued(run, apply_changes(now, {"train.decay_steps": 2}))
+        resolve_resumed(run, apply_changes(now, {"train.decay_steps": 2}))
 
 
-def test_a_resume_reads_and_checks_its_config_once(config, half, tmp_path, monkeypatch):
-    run, counts = shutil.copytree(half, tmp_path / "run"), collections.Counter()
+def test_a_resume_reads_and_checks_its_config_once(config, half_run, tmp_path, monkeypatch):
+    run, counts = shutil.copytree(half_run, tmp_path / "run"), collections.Counter()
 
-    def counted(module, name):
+    def count_calls(module, name):
         original = getattr(module, name)
 
         def wrapper(*arguments):
@@ -150,8 +150,8 @@ def test_a_resume_reads_and_checks_its_config_once(config, half, tmp_path, monke
 
         monkeypatch.setattr(module, name, wrapper)
 
-    counted(run_folder, "load_json")
-    counted(resolve, "parse")
+    count_calls(run_folder, "load_json")
+    count_calls(resolve, "parse")
     assert not train(apply_changes(config, {"train.log_every": 2}), run, should_stop=stop_after(1))
     assert counts == {"load_json": 1, "parse": 1}
 
@@ -161,38 +161,38 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_a_refused_resume_changes_nothing(config, finished, half, tmp_path):
-    """Also of a finished run, which is told that the corpus is another one."""
+def test_a_refused_resume_changes_nothing(config, finished_run, half_run, tmp_path):
+    """Also of a finished run, whose user learns that the corpus has changed."""
     wrong = {"data.path": write_corpus(tmp_path / "wrong", seed=9)}
-    for there in (finished, half):
-        run = shutil.copytree(there, tmp_path / there.name)
+    for source in (finished_run, half_run):
+        run = shutil.copytree(source, tmp_path / source.name)
         before = contents(run)
         with pytest.raises(InputError, match="is not the one that the run began with"):
             train(apply_changes(config, wrong), run)
         assert contents(run) == before
 
 
-def test_microbatches_may_change_where_nothing_is_drawn_for_them(config, half, tmp_path):
-    """That they change rounding alone is tested where a step is."""
-    run = shutil.copytree(half, tmp_path / "run")
+def test_microbatches_may_change_without_random_draws(config, half_run, tmp_path):
+    """test_train_step.py checks that they change rounding alone."""
+    run = shutil.copytree(half_run, tmp_path / "run")
     path = run / "config.json"
     path.write_text(path.read_text().replace('"dropout": 0.1', '"dropout": 0.0'))
-    continued(run, apply_changes(config, {"model.dropout": 0.0, "train.accumulate": 2}))
+    resolve_resumed(run, apply_changes(config, {"model.dropout": 0.0, "train.accumulate": 2}))
 
 
-def test_one_run_at_a_time(config, half, tmp_path):
-    run = shutil.copytree(half, tmp_path / "run")
+def test_one_run_at_a_time(config, half_run, tmp_path):
+    run = shutil.copytree(half_run, tmp_path / "run")
     before = sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock")
     with lock_folder(run), pytest.raises(InputError, match=r"process \d+ on .* is training in .*: wait for it to end"):
         train(config, run)
     assert sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock") == before
-    with lock_folder(run):  # it has been let go
+    with lock_folder(run):  # the lock has been released
         pass
 
 
 @pytest.mark.slow
-def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
-    """And the best checkpoint, or one of a step, is found by its name."""
+def test_a_path_may_be_a_string(config, tmp_path):
+    """The best checkpoint, or one of a step, can be named, too."""
     run = f"{tmp_path}/run"
     train(apply_changes(config, {"train.steps": 4, "train.checkpoint_every": 2, "train.eval_every": 2}), run)
     scores = {step: loss for (step, split), loss in losses(pathlib.Path(run)).items() if split == "validation"}
@@ -214,8 +214,8 @@ def test_a_name_of_text_works_as_a_path_does(config, tmp_path):
         load_model(f"{run}@best")
 
 
-def test_a_damaged_config_is_not_reported_as_a_wrong_call(half, tmp_path, monkeypatch):
-    run = shutil.copytree(half, tmp_path / "run")
+def test_a_damaged_config_is_not_reported_as_a_usage_error(half_run, tmp_path, monkeypatch):
+    run = shutil.copytree(half_run, tmp_path / "run")
     text = (run / "config.json").read_text()
     for damaged in (
         text[:100],
@@ -233,7 +233,7 @@ def test_a_damaged_config_is_not_reported_as_a_wrong_call(half, tmp_path, monkey
         _ = RunFolder(run).config
 
 
-def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
+def test_scoring_reads_only_parameters_on_the_given_mesh(finished_run, monkeypatch):
     asked = []
     read = checkpoint_read._read_step
 
@@ -242,17 +242,17 @@ def test_scoring_reads_only_parameters_on_the_given_mesh(finished, monkeypatch):
         return read(workdir, step, config, abstract)
 
     monkeypatch.setattr(checkpoint_read, "_read_step", spy)
-    (one,) = evaluate(finished, "validation")
-    (other,) = evaluate(finished, "validation", mesh_shape=(1, 4, 2))
+    (one,) = evaluate(finished_run, "validation")
+    (other,) = evaluate(finished_run, "validation", mesh_shape=(1, 4, 2))
     assert asked == [{"params"}, {"params"}]
     assert np.isclose(one["loss"], other["loss"], rtol=1e-6)
-    kernels = load_model(finished, mesh_shape=(1, 4, 2)).params["layers"]["sublayer_0"]["output"]["kernel"]
+    kernels = load_model(finished_run, mesh_shape=(1, 4, 2)).params["layers"]["sublayer_0"]["output"]["kernel"]
     assert kernels.addressable_shards[0].data.size == kernels.size // 8
 
 
-def test_a_text_that_the_run_never_saw_is_scored_without_its_corpus(finished, tmp_path, monkeypatch):
-    """Nor its cache, and with its own tokenizer; all of it, or the parts that are split off."""
-    run = shutil.copytree(finished, tmp_path / "run")
+def test_a_new_text_is_scored_without_the_corpus_of_the_run(finished_run, tmp_path, monkeypatch):
+    """Without the cache, too, and with the tokenizer of the run: the full text, or the parts that are split off."""
+    run = shutil.copytree(finished_run, tmp_path / "run")
     monkeypatch.setattr(token_cache, "train_sentencepiece", None)
     config = json.loads((run / "config.json").read_text())
     config["data"] |= {"path": str(tmp_path / "gone" / "*.txt"), "cache_dir": str(tmp_path / "empty")}
@@ -285,28 +285,28 @@ def test_a_text_that_the_run_never_saw_is_scored_without_its_corpus(finished, tm
         evaluate(run, "dev")
 
 
-def test_a_run_outlives_its_cache(config, finished, half, tmp_path, monkeypatch):
-    """The corpus is tokenised again, with the tokenizer of the run: training one again might give another."""
+def test_a_run_outlives_its_cache(config, finished_run, half_run, tmp_path, monkeypatch):
+    """The corpus is tokenized again with the run's tokenizer; one that is trained again might differ."""
     monkeypatch.setattr(token_cache, "train_sentencepiece", None)
-    run = shutil.copytree(half, tmp_path / "run")
+    run = shutil.copytree(half_run, tmp_path / "run")
     train(apply_changes(config, {"data.cache_dir": str(tmp_path / "new")}), run)
-    assert losses(run) == losses(finished)
+    assert losses(run) == losses(finished_run)
     (line,) = evaluate(run, "validation")
     assert line["own_corpus"] and line["step"] == 12
 
 
 @pytest.mark.slow
 def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
-    """As a run on the standard library does a new release of Python, as long as the tokens are in the cache."""
+    """For instance, the standard library changes with Python; the run continues as long as the tokens are cached."""
     folder = tmp_path / "text"
     mine = apply_changes(config, {"data.path": write_corpus(folder, seed=3), "data.cache_dir": str(tmp_path / "cache")})
     mine = apply_changes(mine, {"train.steps": 4, "train.eval_every": 0, "train.checkpoint_every": 2})
-    train(mine, tmp_path / "whole")
+    train(mine, tmp_path / "uninterrupted")
     train(mine, tmp_path / "run", should_stop=stop_after(2))
-    (before,) = evaluate(tmp_path / "whole", "test")
+    (before,) = evaluate(tmp_path / "uninterrupted", "test")
     (folder / "00.txt").write_text("a new release\n")
     train(mine, tmp_path / "run")
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "uninterrupted")
     (line,) = evaluate(tmp_path / "run", "test")
     assert line["loss"] == before["loss"] and line["own_corpus"]
     assert "corpus text has changed: using the tokens of the earlier one" in caplog.text
@@ -317,15 +317,15 @@ def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     shutil.rmtree(tmp_path / "cache")
     (line,) = evaluate(tmp_path / "run", "test")
     assert not line["own_corpus"] and "may contain training text" in caplog.text
-    # At another place its content is asked for.
+    # After the corpus moved, its content is checked.
     elsewhere = write_corpus(tmp_path / "elsewhere", seed=4)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
     with pytest.raises(InputError, match="is not the one that the run began with"):
         train(apply_changes(mine, {"data.path": elsewhere}), tmp_path / "run")
 
 
-def test_another_tokenizer_in_the_folder_is_found(finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
+def test_another_tokenizer_in_the_folder_is_detected(finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
     lines = [f"abcdefgh {i} hgfedcba {1000 - i}\n" for i in range(400)]
     token_cache.save_tokenizer(token_cache.train_sentencepiece(lines, 320), run / "tokenizer")
     with pytest.raises(InputError, match="holds another tokenizer .* than the one that it was trained with"):
@@ -334,23 +334,23 @@ def test_another_tokenizer_in_the_folder_is_found(finished, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "schedule_free_adamw"])
-def test_optimizers_with_states_of_their_own_resume_to_the_bit(config, tmp_path, optimizer):
-    """Also with microbatches; and what is saved is what was evaluated."""
+def test_optimizers_with_further_states_resume_to_the_bit(config, tmp_path, optimizer):
+    """Also with microbatches; the saved parameters are those that were evaluated."""
     config = apply_changes(config, {"train.optimizer": optimizer, "data.tokens_per_batch": 512, "train.accumulate": 2})
-    train(config, tmp_path / "whole")
+    train(config, tmp_path / "uninterrupted")
     train(config, tmp_path / "run", should_stop=stop_after(5))
     train(config, tmp_path / "run")
-    found, whole = losses(tmp_path / "run"), losses(tmp_path / "whole")
-    assert found == whole
+    actual, uninterrupted = losses(tmp_path / "run"), losses(tmp_path / "uninterrupted")
+    assert actual == uninterrupted
     (result,) = evaluate(tmp_path / "run", "validation")
-    assert np.isclose(result["loss"], whole[max(step for step, _ in whole), "validation"], rtol=1e-6)
+    assert np.isclose(result["loss"], uninterrupted[max(step for step, _ in uninterrupted), "validation"], rtol=1e-6)
 
 
 def test_a_run_keeps_the_batch_that_its_first_devices_needed(config, tmp_path):
-    """An open one: a resume on fewer devices would have another."""
+    """If it was open: a resume on fewer devices would otherwise choose another."""
     mine = apply_changes(config, {"data.tokens_per_batch": None, "train.steps": 3})
     train(mine, tmp_path / "run", should_stop=stop_after(1))
     written = json.loads((tmp_path / "run" / "config.json").read_text())["data"]["tokens_per_batch"]
     assert written == parse(mine).data.tokens_per_batch
     less = apply_changes(config, {"data.tokens_per_batch": None, "train.steps": 3, "mesh.shape": (1, 1, 8)})
-    assert continued(tmp_path / "run", less).data.tokens_per_batch == written
+    assert resolve_resumed(tmp_path / "run", less).data.tokens_per_batch == written

@@ -24,7 +24,7 @@ def config(tmp_path_factory):
     return small_config(write_corpus(folder / "text"), folder / "cache", "flash")
 
 
-def test_moments_follow_their_parameters_and_all_is_born_sharded(config):
+def test_moments_are_sharded_like_parameters_from_the_start(config):
     config = config.copy_and_resolve_references()
     config.mesh.shape = (2, 2, 2)
     experiment = build_experiment(parse(config))
@@ -66,7 +66,7 @@ def test_rules_that_do_not_fit_a_parameter(config):
 
 
 class Permuted:
-    """A host whose devices stand at these places of a batch."""
+    """A host whose devices have these indices in a batch."""
 
     def __init__(self, *slices: slice):
         self.slices = slices
@@ -80,7 +80,7 @@ class Permuted:
     [
         ([(slice(0, 4), slice(4, 8))], [list(range(8))], [0]),
         ([(slice(6, 8), slice(0, 2)), (slice(2, 4), slice(4, 6))], [[0, 1, 6, 7], [2, 3, 4, 5]], [0, 1]),
-        # The tensor axis lies across hosts: both have all rows, or pairs of hosts share theirs.
+        # With a tensor axis across hosts, both have all rows, or pairs of hosts share theirs.
         ([(slice(None), slice(None))] * 2, [list(range(8))] * 2, [0, 0]),
         (
             [(slice(4, 8),), (slice(0, 4),), (slice(4, 8),), (slice(0, 4),)],
@@ -97,20 +97,20 @@ def test_a_host_reads_the_rows_of_its_devices(monkeypatch, hosts, rows, groups):
     check_documents(shares[0])
 
 
-def test_a_stream_needs_rows_that_are_shared_wholly_or_not_at_all(monkeypatch):
+def test_a_stream_needs_rows_that_hosts_share_fully_or_not_at_all(monkeypatch):
     monkeypatch.setattr(sharding, "gather_from_hosts", lambda value: [[0, 1, 2, 3], [2, 3, 4, 5]])
     with pytest.raises(InputError, match="hosts share some of their sequences and not all"):
         check_documents(Share(6, [0, 1, 2, 3]))
 
 
-def test_rows_are_placed_where_they_belong():
-    """Each device gets its own, in any order of devices."""
+def test_each_device_gets_its_rows():
+    """In any order of devices."""
     devices = np.array(jax.devices())[[3, 1, 7, 0, 5, 2, 6, 4]]
     mesh = jax.sharding.Mesh(devices.reshape(4, 1, 2), MESH_AXES)
     batch = {"x": np.arange(24).reshape(8, 3)}
     spread = batch_sharding(mesh)
     share = host_share(spread, 8)
     assert share.rows == list(range(8))
-    placed = shard_batch(batch, spread, share)["x"]
-    assert np.array_equal(placed, batch["x"]) and placed.sharding == spread
-    assert np.array_equal(placed.addressable_data(0), batch["x"][placed.addressable_shards[0].index])
+    sharded = shard_batch(batch, spread, share)["x"]
+    assert np.array_equal(sharded, batch["x"]) and sharded.sharding == spread
+    assert np.array_equal(sharded.addressable_data(0), batch["x"][sharded.addressable_shards[0].index])

@@ -1,4 +1,4 @@
-"""Scores of slices add up to the score of the whole, and a needle may lie further back than a row reaches."""
+"""Scores of slices add up to the total score, and a needle may lie further back than the sequence length."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, usual_promotion):
-    """Of a model of text."""
+    """A run of a language model."""
     folder = tmp_path_factory.mktemp("text")
     config = small_config(write_corpus(folder / "text"), folder / "cache", "linear_transformer")
     config.model.max_length, config.data.length = 80, 32
@@ -27,16 +27,16 @@ def mean(lines, key="loss"):
     return np.average([line[key] for line in lines], weights=[line["tokens"] for line in lines])
 
 
-def test_recall_and_rest_are_the_whole(run):
-    (whole,), slices = evaluate(run, "validation"), evaluate(run, "validation", slices=("recall",), rare=100)
+def test_recall_and_rest_add_up_to_the_total(run):
+    (total,), slices = evaluate(run, "validation"), evaluate(run, "validation", slices=("recall",), rare=100)
     assert [line["slice"] for line in slices] == ["recall", "rest"]
-    assert sum(line["tokens"] for line in slices) == whole["tokens"] and min(line["tokens"] for line in slices) > 0
-    assert mean(slices) == pytest.approx(whole["loss"], rel=1e-5)
-    assert mean(slices, "accuracy") == pytest.approx(whole["accuracy"], rel=1e-6)
-    places = evaluate(run, "validation", [16, 80], slices=("positions",))
-    assert [(line["length"], line["slice"]) for line in places] == [(16, "0–15"), (80, "0–63"), (80, "64–79")]
+    assert sum(line["tokens"] for line in slices) == total["tokens"] and min(line["tokens"] for line in slices) > 0
+    assert mean(slices) == pytest.approx(total["loss"], rel=1e-5)
+    assert mean(slices, "accuracy") == pytest.approx(total["accuracy"], rel=1e-6)
+    by_position = evaluate(run, "validation", [16, 80], slices=("positions",))
+    assert [(line["length"], line["slice"]) for line in by_position] == [(16, "0–15"), (80, "0–63"), (80, "64–79")]
     (longer,) = evaluate(run, "validation", [80])
-    assert mean(places[1:]) == pytest.approx(longer["loss"], rel=1e-5)
+    assert mean(by_position[1:]) == pytest.approx(longer["loss"], rel=1e-5)
     fewer = evaluate(run, "validation", slices=("recall",), rare=60)
     assert 0 < fewer[0]["tokens"] < slices[0]["tokens"]
     with pytest.raises(InputError, match="the slice recall of the validation split has no target: change --rare"):
@@ -44,11 +44,11 @@ def test_recall_and_rest_are_the_whole(run):
 
 
 def test_slices_of_one_pass_are_those_of_each(run):
-    """And all targets have the line that they have without slices."""
+    """The line of all targets is the one without slices."""
     kinds = ("positions", "recall")
-    whole, *together = evaluate(run, "validation", slices=("all", *kinds), rare=100)
+    full, *together = evaluate(run, "validation", slices=("all", *kinds), rare=100)
     (alone,) = evaluate(run, "validation")
-    assert whole == pytest.approx(alone, rel=1e-6)
+    assert full == pytest.approx(alone, rel=1e-6)
     each = [*evaluate(run, "validation", slices=kinds[:1]), *evaluate(run, "validation", slices=kinds[1:], rare=100)]
     assert [(x["slices"], x["slice"]) for x in together] == [
         ("positions", "0–31"),
@@ -59,17 +59,15 @@ def test_slices_of_one_pass_are_those_of_each(run):
         assert one == pytest.approx(other, rel=1e-6)
 
 
-def test_blocks_add_up_to_the_whole_and_to_each_slice(run):
-    (whole,) = evaluate(run, "train", blocks=5)
-    assert len(whole["nll_blocks"]) == 5 and len(set(whole["nll_blocks"])) == 5
-    *before, last = whole["tokens_blocks"]
-    assert sum(before) + last == whole["tokens"] and all(
-        0.95 < count / 1024 <= 1 for count in before
-    )  # of four batches
-    assert sum(whole["nll_blocks"]) == pytest.approx(whole["nll"], rel=1e-5)
+def test_blocks_add_up_to_the_total_and_to_each_slice(run):
+    (full,) = evaluate(run, "train", blocks=5)
+    assert len(full["nll_blocks"]) == 5 and len(set(full["nll_blocks"])) == 5
+    *before, last = full["tokens_blocks"]
+    assert sum(before) + last == full["tokens"] and all(0.95 < count / 1024 <= 1 for count in before)  # of four batches
+    assert sum(full["nll_blocks"]) == pytest.approx(full["nll"], rel=1e-5)
     slices = evaluate(run, "train", slices=("recall",), rare=100, blocks=5)
     for key in ("nll_blocks", "tokens_blocks"):
-        np.testing.assert_allclose(sum(np.array(line[key]) for line in slices), whole[key], rtol=1e-4)
+        np.testing.assert_allclose(sum(np.array(line[key]) for line in slices), full[key], rtol=1e-4)
     (few,) = evaluate(run, "validation", blocks=50)
     assert 1 < len(few["nll_blocks"]) < 50  # a block has a batch at least
     assert "nll_blocks" not in evaluate(run, "validation")[0]
@@ -108,7 +106,7 @@ def test_what_cannot_be_sliced(run, options, expected):
 
 @pytest.fixture(scope="module")
 def needles(tmp_path_factory, usual_promotion):
-    """Of a model whose positions do not end, on rows of 192 bytes."""
+    """A run without a longest position, on sequences of 192 bytes."""
     folder = tmp_path_factory.mktemp("needles")
     config = small_config(write_corpus(folder / "text"), folder / "cache", "linear_transformer")
     config.model.update(absolute_positions="none", rotary=True, max_length=192)
@@ -119,13 +117,13 @@ def needles(tmp_path_factory, usual_promotion):
 
 
 @pytest.mark.slow
-def test_examples_that_fill_a_row_have_no_length_of_their_own(needles):
+def test_examples_that_fill_a_row_follow_its_length(needles):
     with pytest.raises(InputError, match="have no fixed length: set --config.data.needle.length"):
         evaluate(needles, "validation", carry=True)
 
 
 @pytest.mark.slow
-def test_the_best_reader_of_bigrams_is_beside_the_score(tmp_path):
+def test_the_optimal_bigram_loss_is_next_to_the_score(tmp_path):
     config = small_config(None, tmp_path, "linear_transformer")
     config.model.update(absolute_positions="none", rotary=True)
     config.data.update(corpus="bigrams", pack="examples", length=32)
@@ -141,15 +139,15 @@ def test_the_best_reader_of_bigrams_is_beside_the_score(tmp_path):
 
 
 @pytest.mark.slow
-def test_parts_are_the_whole(needles):
-    (whole,), parts = evaluate(needles, "validation"), evaluate(needles, "validation", slices=("parts",))
+def test_parts_add_up_to_the_total(needles):
+    (total,), parts = evaluate(needles, "validation"), evaluate(needles, "validation", slices=("parts",))
     assert len(parts) == 10 and {line["tokens"] for line in parts} == {80}
-    assert mean(parts) == pytest.approx(whole["loss"], rel=1e-5)
+    assert mean(parts) == pytest.approx(total["loss"], rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_needle_beyond_the_row(needles):
-    """A text as long as a row has the same score with and without a carried state; a longer one is asked for, too."""
+    """A text as long as a row has the same score with and without a carried state; a longer one needs the state."""
     (row,) = evaluate(needles, "validation")
     length = "--config.data.needle.length={}".format
     (same,) = evaluate(needles, "validation", carry=True, overrides=[length(192)])
@@ -158,8 +156,8 @@ def test_a_needle_beyond_the_row(needles):
     assert long["tokens"] == 800 and not long["own_corpus"]
     (span,) = long["by_position"]
     assert (span["from"], span["to"], span["tokens"]) == (384, 768, 800)
-    # The same in one row of 500 tokens: positions do not end.
-    (whole,) = evaluate(needles, "validation", [500])
-    assert long["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+    # The same in one sequence of 500 tokens, as positions have no limit.
+    (full,) = evaluate(needles, "validation", [500])
+    assert long["loss"] == pytest.approx(full["loss"], rel=1e-4)
     with pytest.raises(InputError, match="--first is of documents of text"):
         evaluate(needles, "validation", carry=True, first=192)

@@ -1,4 +1,4 @@
-"""What counts as a spike of the loss, and that a resumed run counts on; norms of the gradient by group."""
+"""The definition of a spike of the loss, its count over a resume, and gradient norms by group."""
 
 import numpy as np
 import pytest
@@ -27,19 +27,19 @@ def test_the_bound_is_six_standard_deviations():
     assert not Spikes(recent=before[:15]).update(100.0)
 
 
-def test_a_count_goes_on():
+def test_the_count_continues_after_a_resume():
     draw = np.random.default_rng(0)
     losses = [*draw.normal(size=90), 30.0, *draw.normal(size=90), 60.0]
-    whole = Spikes()
+    full = Spikes()
     for x in losses:
-        whole.update(x)
+        full.update(x)
     first = Spikes()
     for x in losses[:50]:
         first.update(x)
     second = Spikes(first.count, first.recent)
     for x in losses[50:]:
         second.update(x)
-    assert (whole.count, whole.recent) == (second.count, second.recent) and whole.count == 2
+    assert (full.count, full.recent) == (second.count, second.recent) and full.count == 2
 
 
 @pytest.mark.slow
@@ -47,13 +47,13 @@ def test_a_count_goes_on():
 def test_runs_log_spikes_and_norms_by_group(tmp_path):
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")
     config = apply_changes(config, {"train.log_groups": True, "train.steps": 30, "train.learning_rate": 1e-3})
-    train(config, tmp_path / "whole")
+    train(config, tmp_path / "uninterrupted")
     train(config, tmp_path / "run", should_stop=stop_after(20))
     train(config, tmp_path / "run")
-    of_run = lambda name: [x for x in read_jsonl(tmp_path / name / "metrics.jsonl") if x["split"] == "train"]
-    lines = [of_run("whole"), of_run("run")]
-    for whole, run in zip(*lines, strict=True):
-        groups = {name: x for name, x in whole.items() if name.startswith("grad_norm/")}
+    read_train_lines = lambda name: [x for x in read_jsonl(tmp_path / name / "metrics.jsonl") if x["split"] == "train"]
+    lines = [read_train_lines("uninterrupted"), read_train_lines("run")]
+    for full, run in zip(*lines, strict=True):
+        groups = {name: x for name, x in full.items() if name.startswith("grad_norm/")}
         assert {"grad_norm/embedding", "grad_norm/layers/sublayer_0", "grad_norm/layers/sublayer_1"} <= groups.keys()
-        assert np.isclose(sum(x**2 for x in groups.values()), whole["grad_norm"] ** 2, rtol=1e-4)
-        assert whole["loss_spikes"] == run["loss_spikes"] == 0
+        assert np.isclose(sum(x**2 for x in groups.values()), full["grad_norm"] ** 2, rtol=1e-4)
+        assert full["loss_spikes"] == run["loss_spikes"] == 0

@@ -1,4 +1,4 @@
-"""A run in one go equals a run stopped and resumed: the same losses to the bit, the same files."""
+"""An uninterrupted run equals a run stopped and resumed: the same losses to the bit, the same files."""
 
 import itertools
 import json
@@ -33,9 +33,9 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(config, tmp_path_factory) -> pathlib.Path:
-    """The run in one go."""
-    workdir = tmp_path_factory.mktemp("runs") / "whole"
+def finished_run(config, tmp_path_factory) -> pathlib.Path:
+    """An uninterrupted run."""
+    workdir = tmp_path_factory.mktemp("runs") / "uninterrupted"
     train(config, workdir)
     return workdir
 
@@ -51,36 +51,36 @@ def parameters(config, workdir: pathlib.Path):
     return jax.tree.leaves(state)
 
 
-def test_the_run_is_recorded(config, finished):
-    lines = figures(finished)
+def test_the_run_is_recorded(config, finished_run):
+    lines = figures(finished_run)
     steps = {split: [line["step"] for line in lines if line["split"] == split] for split in ("train", "validation")}
     assert steps == {"train": list(range(1, 13)), "validation": [4, 8, 12]}
     losses = [line["loss"] for line in lines if line["split"] == "validation"]
     assert losses[-1] < losses[0] < np.log(260) + 0.5
-    assert {path.name for path in finished.iterdir()} == {
+    assert {path.name for path in finished_run.iterdir()} == {
         "config.json", "tokenizer", "checkpoints", "metrics.jsonl", "tensorboard", "lock",
     }  # fmt: skip
-    assert list((finished / "tensorboard").glob("events*"))
+    assert list((finished_run / "tensorboard").glob("events*"))
     # The newest two, and the best of the two that have an evaluation.
-    kept = {int(path.name) for path in (finished / "checkpoints").iterdir()}
+    kept = {int(path.name) for path in (finished_run / "checkpoints").iterdir()}
     assert kept == {9, 12}
 
 
 @pytest.mark.parametrize(
     "stops", [[4], *(pytest.param(several, marks=pytest.mark.slow) for several in ([1], [3, 4, 11]))], ids=str
 )
-def test_stopped_and_resumed_equals_one_go(config, finished, tmp_path, stops):
+def test_stopped_and_resumed_equals_uninterrupted(config, finished_run, tmp_path, stops):
     for stop in stops:
         counter = itertools.count(1 + (int(max(stops[: stops.index(stop)], default=0))))
         train(config, tmp_path / "run", should_stop=lambda counter=counter, stop=stop: next(counter) == stop)
     train(config, tmp_path / "run")
-    assert figures(tmp_path / "run") == figures(finished)
-    for a, b in zip(parameters(config, tmp_path / "run"), parameters(config, finished), strict=True):
+    assert figures(tmp_path / "run") == figures(finished_run)
+    for a, b in zip(parameters(config, tmp_path / "run"), parameters(config, finished_run), strict=True):
         assert np.array_equal(a, b)
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_from_its_checkpoint(config, finished, tmp_path, monkeypatch):
+def test_a_killed_run_continues_from_its_checkpoint(config, finished_run, tmp_path, monkeypatch):
     def crash():
         raise KeyboardInterrupt
 
@@ -90,14 +90,14 @@ def test_a_killed_run_continues_from_its_checkpoint(config, finished, tmp_path, 
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write('{"step": 7, "split": "tr')
     train(config, tmp_path / "run")
-    assert figures(tmp_path / "run") == figures(finished)
+    assert figures(tmp_path / "run") == figures(finished_run)
 
 
-def test_a_finished_run_does_nothing(config, finished, capsys):
-    before = (finished / "metrics.jsonl").read_text()
-    train(config, finished)
+def test_a_finished_run_does_nothing(config, finished_run, capsys):
+    before = (finished_run / "metrics.jsonl").read_text()
+    train(config, finished_run)
     assert "all 12 steps are done" in capsys.readouterr().out
-    assert (finished / "metrics.jsonl").read_text() == before
+    assert (finished_run / "metrics.jsonl").read_text() == before
 
 
 @pytest.mark.slow
@@ -112,13 +112,13 @@ def test_the_best_checkpoint_outlives_the_newest(config, tmp_path):
     assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {best, 12}
 
 
-def test_evaluation_is_that_of_training(config, finished):
-    (result,) = evaluate(finished, "validation", [])
-    line = figures(finished)[-1]
+def test_evaluation_is_that_of_training(config, finished_run):
+    (result,) = evaluate(finished_run, "validation", [])
+    line = figures(finished_run)[-1]
     assert result["step"] == 12
     for name in ("loss", "perplexity", "bits_per_byte", "tokens", "bytes"):
         assert np.isclose(result[name], line[name], rtol=1e-6)
-    (other,) = evaluate(finished, "validation", [16])
+    (other,) = evaluate(finished_run, "validation", [16])
     assert other["tokens"] == result["tokens"] and other["loss"] != result["loss"]
 
 
@@ -129,22 +129,22 @@ def test_evaluation_is_that_of_training(config, finished):
         ("train", "learning_rate", 0.5, "train.learning_rate=0.01 there, 0.5 here"),
     ],
 )
-def test_a_workdir_of_another_config_is_refused(config, finished, group, key, value, expected):
+def test_a_workdir_of_another_config_is_refused(config, finished_run, group, key, value, expected):
     other = config.copy_and_resolve_references()
     other[group][key] = value
-    before = sorted((path, path.stat().st_mtime) for path in finished.rglob("*"))
+    before = sorted((path, path.stat().st_mtime) for path in finished_run.rglob("*"))
     with pytest.raises(InputError, match=expected):
-        train(other, finished)
-    assert sorted((path, path.stat().st_mtime) for path in finished.rglob("*")) == before
+        train(other, finished_run)
+    assert sorted((path, path.stat().st_mtime) for path in finished_run.rglob("*")) == before
 
 
-def test_intervals_may_change_at_a_resume(config, finished, tmp_path):
+def test_intervals_may_change_at_a_resume(config, finished_run, tmp_path):
     counter = itertools.count(1)
     train(config, tmp_path / "run", should_stop=lambda: next(counter) == 5)
     other = config.copy_and_resolve_references()
     other.train.update(log_every=2, eval_every=0, checkpoint_every=0)
     train(other, tmp_path / "run")
-    assert figures(tmp_path / "run")[-1] == figures(finished)[-1]
+    assert figures(tmp_path / "run")[-1] == figures(finished_run)[-1]
 
 
 def test_a_folder_that_is_not_a_run_is_refused(config, tmp_path):
@@ -154,8 +154,8 @@ def test_a_folder_that_is_not_a_run_is_refused(config, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_another_tokenizer_or_corpus_is_refused(config, finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
+def test_another_tokenizer_or_corpus_is_refused(config, finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
     (tmp_path / "run" / "tokenizer" / "kind.json").write_text(json.dumps({"kind": "sentencepiece"}))
     with pytest.raises(InputError, match="SentencePiece|tokenizer"):
         train(config, tmp_path / "run")
@@ -173,17 +173,17 @@ def test_another_tokenizer_or_corpus_is_refused(config, finished, tmp_path):
 def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monkeypatch):
     CompiledStep = train_loop.CompiledStep
 
-    def poisoned(experiment):
+    def make_poisoned_step(experiment):
         step = CompiledStep(experiment)
 
         def run(state, batch):
-            here = int(state.step)
+            number = int(state.step)
             state, metrics = step(state, batch)
-            return state, metrics | ({"loss": np.float32(np.nan), "finite": np.False_} if here == 5 else {})
+            return state, metrics | ({"loss": np.float32(np.nan), "finite": np.False_} if number == 5 else {})
 
         return run
 
-    monkeypatch.setattr(train_loop, "CompiledStep", poisoned)
+    monkeypatch.setattr(train_loop, "CompiledStep", make_poisoned_step)
     with pytest.raises(RunError, match="step 6 .* loss nan"):
         train(config, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3
@@ -202,8 +202,8 @@ def test_the_clock_counts_between_start_and_pause(monkeypatch):
     assert clock.seconds == 107.0
 
 
-def test_a_refused_resume_does_not_change_the_config(config, finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
+def test_a_refused_resume_does_not_change_the_config(config, finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
     other = config.copy_and_resolve_references()
     other.train.update(keep=5)
     before = (tmp_path / "run" / "config.json").read_text()
@@ -213,13 +213,13 @@ def test_a_refused_resume_does_not_change_the_config(config, finished, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)], ids=str)
-def test_a_run_moved_to_another_mesh_keeps_its_losses(config, finished, tmp_path, shape):
+def test_a_run_moved_to_another_mesh_keeps_its_losses(config, finished_run, tmp_path, shape):
     counter = itertools.count(1)
     train(config, tmp_path / "run", should_stop=lambda: next(counter) == 6)
     other = config.copy_and_resolve_references()
     other.mesh.shape = shape
     train(other, tmp_path / "run")
-    for a, b in zip(figures(tmp_path / "run"), figures(finished), strict=True):
+    for a, b in zip(figures(tmp_path / "run"), figures(finished_run), strict=True):
         assert a["step"] == b["step"] and np.isclose(a["loss"], b["loss"], rtol=1e-5)
 
 
@@ -228,15 +228,15 @@ def test_documents_accumulation_and_sentencepiece_train_and_resume(config, tmp_p
     other = config.copy_and_resolve_references()
     other.data.update(pack="documents", tokenizer="sentencepiece", vocab_size=300, tokens_per_batch=512)
     other.train.update(accumulate=2)
-    train(other, tmp_path / "whole")
+    train(other, tmp_path / "uninterrupted")
     counter = itertools.count(1)
     train(other, tmp_path / "run", should_stop=lambda: next(counter) == 5)
     train(other, tmp_path / "run")
-    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+    assert figures(tmp_path / "run") == figures(tmp_path / "uninterrupted")
 
 
 def stop_at(step: int):
-    """A should_stop that stops a run from its beginning at a step."""
+    """Returns a should_stop that stops a new run at a step."""
     counter = itertools.count(1)
     return lambda: next(counter) == step
 
@@ -245,22 +245,22 @@ def stop_at(step: int):
 def test_a_masked_run_resumes_bit_for_bit_and_is_scored_by_its_masked_tokens(config, tmp_path):
     config = config.copy_and_resolve_references()
     config.task = "masked_lm"
-    train(config, tmp_path / "whole")
+    train(config, tmp_path / "uninterrupted")
     train(config, tmp_path / "run", should_stop=stop_at(5))
     train(config, tmp_path / "run")
-    lines = figures(tmp_path / "whole")
+    lines = figures(tmp_path / "uninterrupted")
     assert figures(tmp_path / "run") == lines
     losses = [line["loss"] for line in lines if line["split"] == "validation"]
     assert losses[-1] < losses[0] < np.log(260) + 0.5
-    # Eight rows of 32 tokens, some of them special or padding; the masks change from step to step.
+    # Eight sequences of 32 tokens, some of them special or padding; the masks change from step to step.
     targets = [line["tokens"] for line in lines if line["split"] == "train"]
     assert len(set(targets)) > 3 and 0.08 < np.mean(targets) / 256 < 0.2
-    first, again = (evaluate(tmp_path / "whole", "validation", [])[0] for _ in range(2))
+    first, again = (evaluate(tmp_path / "uninterrupted", "validation", [])[0] for _ in range(2))
     assert first == again
     assert first["task"] == "masked_lm" and "word_perplexity" not in first
     for name in ("loss", "tokens", "bytes", "bits_per_byte"):
         assert np.isclose(first[name], lines[-1][name], rtol=1e-6)
-    # One byte a token, so a bit a byte is a bit a masked token.
+    # One byte per token, so bits per byte are bits per masked token.
     assert np.isclose(first["bits_per_byte"], first["loss"] / np.log(2))
 
 
@@ -273,12 +273,12 @@ def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
     config = config.copy_and_resolve_references()
     config.data.update(corpus="hf", path=str(tmp_path / "train.jsonl"), text_column="body", streaming=True)
     monkeypatch.setattr(hugging_face, "_STREAM_SHARE", 10)
-    train(config, tmp_path / "whole")
+    train(config, tmp_path / "uninterrupted")
     train(config, tmp_path / "run", should_stop=stop_at(5))
     train(config, tmp_path / "run", should_stop=stop_at(2))
     train(config, tmp_path / "run")
-    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
-    for a, b in zip(parameters(config, tmp_path / "run"), parameters(config, tmp_path / "whole"), strict=True):
+    assert figures(tmp_path / "run") == figures(tmp_path / "uninterrupted")
+    for a, b in zip(parameters(config, tmp_path / "run"), parameters(config, tmp_path / "uninterrupted"), strict=True):
         assert np.array_equal(a, b)
     with pytest.raises(InputError, match="--split is one of validation, test"):
         evaluate(tmp_path / "run", "train", [])

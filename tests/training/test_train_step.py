@@ -78,8 +78,8 @@ def one_step(train_keys=(), steps=1, **model_keys):
 
 
 @pytest.mark.parametrize(("pack", "passes"), [("stream", 1), ("documents", 3)])
-def test_bidirectional_rows_of_one_document_are_read_once(pack, passes):
-    """Rows that may hold several are read from both ends, which shows as a reversal in the program."""
+def test_bidirectional_rows_of_one_document_take_one_pass(pack, passes):
+    """Packed rows are read from both ends, which shows as a reversal in the program."""
     raw = get_config()
     raw.task, raw.data.pack = "masked_lm", pack
     raw.model.update(
@@ -114,7 +114,7 @@ def test_the_loss_is_the_mean_over_targets():
 
 
 @pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 8])
-def test_accumulated_microbatches_are_one_big_batch(count):
+def test_accumulated_microbatches_equal_one_large_batch(count):
     (one, metrics_one), (many, metrics_many) = (one_step((("accumulate", n), ("eps", 1e-3))) for n in (1, count))
     for name in ("loss", "grad_norm"):
         assert np.allclose(metrics_one[name], metrics_many[name], rtol=1e-5)
@@ -186,19 +186,19 @@ def test_runs_of_other_rates_and_budgets_have_the_same_program():
     assert program() != program(weight_decay=0.3)
 
 
-def test_what_is_frozen_has_no_gradient_and_costs_no_backward_pass():
+def test_frozen_parameters_need_no_backward_pass():
     model, config = parts()
     params = first_parameters()
 
     def gradient(freeze=()):
         gradients = make_gradients(model, dataclasses.replace(config, freeze=freeze), seed=0)
-        found = jax.jit(gradients).lower(params, jnp.int32(0), batch()).compile()
-        return found.cost_analysis()["flops"], found(params, jnp.int32(0), batch())[1]
+        compiled = jax.jit(gradients).lower(params, jnp.int32(0), batch()).compile()
+        return compiled.cost_analysis()["flops"], compiled(params, jnp.int32(0), batch())[1]
 
-    flops, whole = gradient()
+    flops, full = gradient()
     fewer, norm_alone = gradient(("^(?!norm)",))
     assert fewer < 0.5 * flops
-    np.testing.assert_allclose(norm_alone.pop("norm")["scale"], whole["norm"]["scale"], rtol=1e-5)
+    np.testing.assert_allclose(norm_alone.pop("norm")["scale"], full["norm"]["scale"], rtol=1e-5)
     assert not any(x.any() for x in jax.tree.leaves(norm_alone))
 
 
@@ -219,15 +219,15 @@ def test_dropout_follows_seed_and_step():
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("name", ["z_loss", "label_smoothing"])
 def test_a_penalty_is_logged_separately(accumulate, name):
-    plain, whole = (one_step((("accumulate", accumulate), (name, x)))[1] for x in (0.0, 0.5))
-    assert name not in plain and abs(whole[name]) > 0.01
-    assert np.allclose(whole["loss"], plain["loss"], rtol=1e-5)
-    assert abs(np.log(whole["grad_norm"] / plain["grad_norm"])) > 0.1
+    plain, penalized = (one_step((("accumulate", accumulate), (name, x)))[1] for x in (0.0, 0.5))
+    assert name not in plain and abs(penalized[name]) > 0.01
+    assert np.allclose(penalized["loss"], plain["loss"], rtol=1e-5)
+    assert abs(np.log(penalized["grad_norm"] / plain["grad_norm"])) > 0.1
 
 
 @pytest.mark.slow
 def test_redrawn_features_follow_seed_and_step():
-    """Without dropout: the same parameters, the same rows, other features at each step; recomputed, the same again."""
+    """Without dropout: same parameters, same rows, other features at each step; recomputed, they are the same again."""
     keys = {"family": "performer", "favor.redraw": True}
     still = (("learning_rate", 1e-30),)
     first, second = (float(one_step(still, steps=n, **keys)[1]["loss"]) for n in (1, 2))
@@ -244,19 +244,19 @@ def test_evaluation_sums_do_not_depend_on_the_batch():
     step = jax.jit(make_evaluation_step(model, config.loss_chunk))
     params, data = model.init(), batch()
     sizes = jnp.arange(VOCAB, dtype=jnp.int32)
-    whole = step(params, data, sizes)
+    full = step(params, data, sizes)
     halves = [step(params, {k: v[i : i + 4] for k, v in data.items()}, sizes) for i in (0, 4)]
-    for name, value in whole.items():
+    for name, value in full.items():
         assert np.allclose(value, sum(half[name] for half in halves), rtol=1e-6)
-    assert whole["bytes"] == (data["targets_BxL"] * data["loss_mask_BxL"]).sum()
+    assert full["bytes"] == (data["targets_BxL"] * data["loss_mask_BxL"]).sum()
 
 
 SPANS = {"family": "adaptive_span", "span.limit": 8, "span.ramp": 2, "span.init": 4.0, "scan_layers": False}
 
 
 @pytest.mark.parametrize(("penalty", "end"), [(1e3, 0.0), (0.0, None)], ids=["dear", "free"])
-def test_spans_stay_in_bounds_and_have_a_price(penalty, end):
-    """A step that is far too large leaves them at the bound, from where a gradient could move them again."""
+def test_spans_stay_in_bounds_and_are_penalized(penalty, end):
+    """A step that is far too large leaves them at the bound, from where a gradient can move them again."""
     state, metrics = one_step((("learning_rate", 10.0), ("warmup_steps", 1)), **SPANS | {"span.penalty": penalty})
     shares = np.concatenate(
         [np.ravel(x) for path, x in jax.tree.leaves_with_path(state.params) if "share" in str(path)]
@@ -268,14 +268,14 @@ def test_spans_stay_in_bounds_and_have_a_price(penalty, end):
 
 
 def test_spans_are_not_decayed():
-    """They are no matrices: without a gradient they stay as they are."""
+    """They are no matrices: without a gradient they do not change."""
     traits = parts(**SPANS)[0].traits()
     marks = [x for path, x in jax.tree.leaves_with_path(traits.matrix) if "share" in str(path)]
     assert marks
     assert not any(marks)
 
 
-def test_a_step_that_is_left_out_does_not_move_the_average():
+def test_a_skipped_step_does_not_change_the_average():
     model, config = parts()
     config = dataclasses.replace(config, ema=0.5, on_nonfinite="skip")
     optimizer = make_optimizer(config, model.traits())

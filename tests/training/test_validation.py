@@ -1,4 +1,4 @@
-"""What a run scores as it trains: the same text however a batch is cut, and how much of the split it is."""
+"""Validation during training: the same text however a batch is split, and the share of the split that is scored."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ ROWS, LIMIT = 16, 2  # of a batch; batches of an evaluation
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """About 60 rows of validation text, which are four batches; the mesh has eight devices."""
+    """About 60 rows of validation text in four batches; the mesh has eight devices."""
     folder = tmp_path_factory.mktemp("corpus")
     config = small_config(write_corpus(folder / "text", documents=60, lines=60), folder / "cache", "flash")
     config.model.absolute_positions = "none"
@@ -34,38 +34,38 @@ def scores(config, accumulate: int, shape: tuple[int, ...], carry: bool = False)
     experiment = build_experiment(parse(config))
     rows = experiment.evaluation_rows("validation")
     with jax.set_mesh(experiment.mesh):
-        found = make_validation(experiment, rows)(new_state(experiment).params)
-    return found, [rows[i] for i in range(len(rows))]
+        totals = make_validation(experiment, rows)(new_state(experiment).params)
+    return totals, [rows[i] for i in range(len(rows))]
 
 
 @pytest.fixture(scope="module")
-def whole(config):
-    """In one part, over eight devices."""
+def unsplit(config):
+    """Scores without accumulation, over eight devices."""
     return scores(config, 1, (8, 1, 1))
 
 
-def test_a_limited_evaluation_is_of_whole_batches(whole):
+def test_a_limited_evaluation_scores_full_batches(unsplit):
     """Batches 0 and n/2 of n, with their targets counted by hand."""
-    found, rows = whole
+    actual, rows = unsplit
     half = -(-len(rows) // ROWS) // LIMIT * ROWS
     assert half >= ROWS and len(rows) > half + ROWS
     chosen = rows[:ROWS] + rows[half : half + ROWS]
-    assert found["tokens"] == sum(row["loss_mask_BxL"].sum() for row in chosen)
-    assert found["split_share"] == pytest.approx(2 * ROWS / len(rows))
+    assert actual["tokens"] == sum(row["loss_mask_BxL"].sum() for row in chosen)
+    assert actual["split_share"] == pytest.approx(2 * ROWS / len(rows))
 
 
 @pytest.mark.parametrize(
     ("accumulate", "shape"), [(2, (8, 1, 1)), (4, (1, 4, 2)), pytest.param(8, (2, 1, 4), marks=pytest.mark.slow)]
 )
-def test_the_text_is_the_same_however_a_batch_is_cut(config, whole, accumulate, shape):
-    found, _ = scores(config, accumulate, shape)
-    assert [found[name] for name in ("tokens", "bytes", "split_share")] == [
-        whole[0][name] for name in ("tokens", "bytes", "split_share")
+def test_the_text_is_the_same_however_a_batch_is_split(config, unsplit, accumulate, shape):
+    actual, _ = scores(config, accumulate, shape)
+    assert [actual[name] for name in ("tokens", "bytes", "split_share")] == [
+        unsplit[0][name] for name in ("tokens", "bytes", "split_share")
     ]
-    np.testing.assert_allclose(found["nll"], whole[0]["nll"], rtol=1e-5)
+    np.testing.assert_allclose(actual["nll"], unsplit[0]["nll"], rtol=1e-5)
 
 
-def test_whole_documents_are_the_same_however_a_batch_is_cut(config):
+def test_carried_documents_are_the_same_however_a_batch_is_split(config):
     (one, _), (two, _) = (scores(config, count, (8, 1, 1), carry=True) for count in (1, 2))
     assert one["tokens"] == two["tokens"] and one["split_share"] == two["split_share"] < 1
     np.testing.assert_allclose(two["nll"], one["nll"], rtol=1e-5)

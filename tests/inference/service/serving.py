@@ -35,7 +35,7 @@ LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, re
 
 
 def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None) -> LoadedModel:
-    """Of kind text, couplets, fill_in, labels or label_pairs; `keys`: keys of the config, by full name."""
+    """A model of kind text, couplets, fill_in, labels or label_pairs; `keys`: config keys by full name."""
     raw = small_config("corpus", pathlib.Path("cache"))
     raw.model.family = family
     raw.mesh.shape = (1, 1, 1)
@@ -62,8 +62,8 @@ def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | Non
 
 
 @contextlib.contextmanager
-def served(app) -> Iterator[uvicorn.Server]:
-    """A server of an app in a thread, at `server.url`; it ends as a command does that is told to."""
+def run_server(app) -> Iterator[uvicorn.Server]:
+    """Runs a server of an app in a thread, at `server.url`; it ends like a command that receives a signal."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -71,7 +71,7 @@ def served(app) -> Iterator[uvicorn.Server]:
     server.url = f"http://127.0.0.1:{port}"
     server.thread = thread = threading.Thread(target=server.run, name="event loop", daemon=True)
     thread.start()
-    until(lambda: server.started)
+    wait_until(lambda: server.started)
     try:
         yield server
     finally:
@@ -84,26 +84,26 @@ def served(app) -> Iterator[uvicorn.Server]:
 def service(
     kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None, key: str | None = None, **changes
 ) -> Iterator[httpx.Client]:
-    """A client of a service of a random model, without its API key; `changes`: of the limits."""
+    """A client of a service of a random model, without its API key; `changes`: changed limits."""
     app = build_app(random_model(kind, family, keys), dataclasses.replace(LIMITS, **changes), key=key)
-    with served(app) as server, httpx.Client(base_url=server.url, timeout=120) as client:
+    with run_server(app) as server, httpx.Client(base_url=server.url, timeout=120) as client:
         client.app, client.server = app, server
         yield client
 
 
-def until(true, seconds: float = 60) -> None:
-    """Waits until something is true."""
+def wait_until(condition, seconds: float = 60) -> None:
+    """Waits until a condition is true."""
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end, "it never was"
         time.sleep(0.01)
 
 
 def gauge(client: httpx.Client, name: str) -> float:
-    """A figure of /metrics."""
+    """A value of /metrics."""
     lines = client.get("/metrics").text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"flash_lm_{name}"))
 
 
-def fails(*_):
+def raise_error(*_):
     raise RuntimeError("out of memory")

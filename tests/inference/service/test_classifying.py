@@ -1,4 +1,4 @@
-"""Labels from the service: those of `classify` in Python, however many requests are answered together."""
+"""Labels from the service equal those of `classify` in Python, also if requests share a batch."""
 
 import concurrent.futures
 
@@ -8,7 +8,7 @@ from flash_lm.inference.classify import ROWS, TextClassifier
 from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import LabelAsked
 from flash_lm.inference.service.services import LabelService
-from inference.service.serving import LABELS, LIMITS, fails, random_model, service
+from inference.service.serving import LABELS, LIMITS, raise_error, random_model, service
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -24,8 +24,8 @@ def client(kind):
         yield client
 
 
-def test_labels_are_those_of_python(client, kind):
-    """Also of requests that are on the device together, and of texts that are cut."""
+def test_labels_equal_those_of_python(client, kind):
+    """Also of requests that share a batch, and of truncated texts."""
     pairs = [("a cat sees", "a dog"), *(("x" * 2 * i, "y" * (40 - 2 * i)) for i in range(1, 20))]
     texts = [pair[: 1 + (kind == "label_pairs")] for pair in pairs]
     model = random_model(kind)
@@ -34,16 +34,16 @@ def test_labels_are_those_of_python(client, kind):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda body: client.post("/api/classify", json=body).json(), bodies))
     for answer, alone in zip(answers, expected, strict=True):
-        found = {one["label"]: one["probability"] for one in answer["labels"]}
-        assert found == pytest.approx(alone, rel=1e-4) and set(found) == set(LABELS)
-        assert answer["label"] == answer["labels"][0]["label"] == max(found, key=found.get)
-        assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+        probabilities = {one["label"]: one["probability"] for one in answer["labels"]}
+        assert probabilities == pytest.approx(alone, rel=1e-4) and set(probabilities) == set(LABELS)
+        assert answer["label"] == answer["labels"][0]["label"] == max(probabilities, key=probabilities.get)
+        assert sum(probabilities.values()) == pytest.approx(1, abs=1e-5)
     sizes = [sum(len(text) + 2 for text in pair) for pair in texts]  # bytes, begin and end
     assert [x["left_out"] for x in answers] == [max(0, size - model.config.data.length) for size in sizes]
     assert len({round(answer["labels"][0]["probability"], 5) for answer in answers}) > 5  # they depend on the text
 
 
-def test_bad_input_is_said(client, kind):
+def test_bad_input_is_reported(client, kind):
     wrong = {"text": "a"} if kind == "label_pairs" else {"text": "a", "pair": "b"}
     answer = client.post("/api/classify", json=wrong)
     kinds = {"labels": "single texts", "label_pairs": "pairs of texts"}
@@ -54,18 +54,18 @@ def test_bad_input_is_said(client, kind):
 
 
 def test_nothing_waits_for_a_compiler():
-    found = LabelService(random_model("labels"), LIMITS, Metrics())
-    compiled = found._classifier._probabilities
+    service = LabelService(random_model("labels"), LIMITS, Metrics())
+    compiled = service._classifier._probabilities
     before = compiled._cache_size()
     for count in (1, 2, ROWS, ROWS + 1):
-        rows = [found.check(LabelAsked(text="a" * i)).tokens for i in range(1, count + 1)]
-        assert len(found._classify(rows)) == count
+        rows = [service.check(LabelAsked(text="a" * i)).tokens for i in range(1, count + 1)]
+        assert len(service._classify(rows)) == count
     assert compiled._cache_size() == before
 
 
 @pytest.mark.slow
 def test_a_classifier_that_fails_is_reported(monkeypatch):
     with service("labels") as client:
-        monkeypatch.setattr(TextClassifier, "_classify_batch", fails)
+        monkeypatch.setattr(TextClassifier, "_classify_batch", raise_error)
         for _ in range(2):
             assert client.post("/api/classify", json={"text": "a"}).status_code == 500

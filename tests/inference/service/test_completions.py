@@ -1,4 +1,4 @@
-"""/v1/completions against the same model without a service, the openai client, and lm_eval's local-completions."""
+"""/v1/completions against the same model in Python, the openai client, and lm_eval's local-completions."""
 
 import concurrent.futures
 import json
@@ -17,7 +17,7 @@ from flash_lm.inference.service.completions import BEGIN, END, Completions
 from flash_lm.inference.service.requests import TextAsked
 from flash_lm.inference.service.stop_strings import StopStringFilter
 from flash_lm.inference.token_scores import TokenScorer
-from inference.service.serving import gauge, random_model, service, until
+from inference.service.serving import gauge, random_model, service, wait_until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 NAME = "a_text_run"
@@ -44,26 +44,26 @@ def ids(prompt: str) -> list[int]:
     return ByteTokenizer().encode([prompt])[0].tolist()
 
 
-def test_texts_and_ids_are_continued_as_by_generate(text, generator):
+def test_completions_of_texts_and_ids_equal_those_of_generate(text, generator):
     prompts = ["a naïve tree", "def f(", "猫"]
     alone = generator.generate(prompts, 12, Sampling(temperature=0))
     for asked in (prompts, [*map(ids, prompts)], [[ByteTokenizer.begin, *ids(x)] for x in prompts]):
-        found = complete(text, prompt=asked, max_tokens=12)
-        assert [one["text"] for one in found["choices"]] == [one.text for one in alone]
-        assert [one["finish_reason"] for one in found["choices"]] == [
+        answer = complete(text, prompt=asked, max_tokens=12)
+        assert [one["text"] for one in answer["choices"]] == [one.text for one in alone]
+        assert [one["finish_reason"] for one in answer["choices"]] == [
             {"end": "stop", "length": "length"}[one.finish_reason] for one in alone
         ]
-    assert found["object"] == "text_completion" and found["model"] == NAME
+    assert answer["object"] == "text_completion" and answer["model"] == NAME
     new = sum(len(one.tokens) for one in alone)
-    given = sum(map(len, asked))
-    assert found["usage"] == {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+    count = sum(map(len, asked))
+    assert answer["usage"] == {"prompt_tokens": count, "completion_tokens": new, "total_tokens": count + new}
 
 
-def test_samples_have_seeds_of_their_own(text, generator):
-    found = complete(text, prompt="ab", n=3, seed=5, temperature=1, max_tokens=9)
+def test_samples_differ_and_repeat_with_their_seed(text, generator):
+    answer = complete(text, prompt="ab", n=3, seed=5, temperature=1, max_tokens=9)
     alone = generator.generate(["ab"] * 3, 9, Sampling(), 5)
-    assert [one["text"] for one in found["choices"]] == [one.text for one in alone]
-    assert [one["index"] for one in found["choices"]] == [0, 1, 2]
+    assert [one["text"] for one in answer["choices"]] == [one.text for one in alone]
+    assert [one["index"] for one in answer["choices"]] == [0, 1, 2]
     twice = [complete(text, prompt="ab", temperature=1, max_tokens=20)["choices"][0]["text"] for _ in range(2)]
     assert twice[0] != twice[1]  # without a seed
 
@@ -75,17 +75,17 @@ def test_a_seed_has_64_bits(text, generator, seed):
     assert one(seed) == alone.text != one(seed % 2**32)
 
 
-def test_a_seed_of_minus_one_is_none(text):
+def test_a_seed_of_minus_one_means_no_seed(text):
     asked = {"prompt": "ab", "seed": -1, "max_tokens": 20}
     assert len({complete(text, **asked, temperature=1)["choices"][0]["text"] for _ in range(3)}) == 3
     assert len({text.post("/api/generate", json=asked).json()["text"] for _ in range(3)}) == 3
 
 
-def test_null_is_the_default_and_what_has_no_effect_is_accepted(text):
+def test_null_is_the_default_and_parameters_without_effect_are_accepted(text):
     asked = {"prompt": "a naïve", "seed": 3, "max_tokens": 9}
-    whole = complete(text, **asked, temperature=1.0)["choices"]
+    full = complete(text, **asked, temperature=1.0)["choices"]
     optional = CompletionAsked.model_fields.keys() - asked.keys()
-    assert complete(text, **asked, **dict.fromkeys(optional))["choices"] == whole
+    assert complete(text, **asked, **dict.fromkeys(optional))["choices"] == full
     nothing = {
         "logit_bias": {},
         "suffix": "",
@@ -96,70 +96,72 @@ def test_null_is_the_default_and_what_has_no_effect_is_accepted(text):
     }
     nothing |= {"user": "somebody", "stream_options": {"include_usage": None, "include_obfuscation": False}}
     client = openai.OpenAI(base_url=f"{text.server.url}/v1", api_key="none", max_retries=0)
-    assert client.completions.create(model=NAME, **asked, **nothing).choices[0].text == whole[0]["text"]
-    assert complete(text, **asked, temperature=1, logit_bias={"50": 0})["choices"] == whole
-    for path, kind, found in (("/api/generate", TextAsked, "text"), ("/tokenize", TokenizeAsked, "tokens")):
+    assert client.completions.create(model=NAME, **asked, **nothing).choices[0].text == full[0]["text"]
+    assert complete(text, **asked, temperature=1, logit_bias={"50": 0})["choices"] == full
+    for path, kind, actual in (("/api/generate", TextAsked, "text"), ("/tokenize", TokenizeAsked, "tokens")):
         bodies = {"prompt": "ab"}, dict.fromkeys(kind.model_fields) | {"prompt": "ab"}
-        without, null = (text.post(path, json=body).json()[found] for body in bodies)
+        without, null = (text.post(path, json=body).json()[actual] for body in bodies)
         assert without == null
 
 
-def test_echo_and_logprobs_are_those_of_the_model(text, generator):
+def test_echo_and_logprobs_equal_those_of_the_model(text, generator):
     prompt, after = "a tree and ", "naïve"
     (scored,) = generator.score([prompt], [after])
     answer = complete(text, prompt=prompt + after, max_tokens=0, echo=True, logprobs=2)["choices"][0]
     assert answer["text"] == prompt + after and answer["finish_reason"] == "length"
-    found = answer["logprobs"]
+    actual = answer["logprobs"]
     count = len(scored.log_probs)
-    assert found["token_logprobs"][-count:] == pytest.approx(scored.log_probs, abs=1e-4)
-    assert None not in found["token_logprobs"] and len(found["tokens"]) == len(ids(prompt + after))
-    assert found["tokens"][:3] == ["a", " ", "t"] and found["tokens"][-4:-1] == ["bytes:\\xc3", "bytes:\\xaf", "v"]
-    assert found["text_offset"][-4:] == [13, 13, 14, 15]
-    for value, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
+    assert actual["token_logprobs"][-count:] == pytest.approx(scored.log_probs, abs=1e-4)
+    assert None not in actual["token_logprobs"] and len(actual["tokens"]) == len(ids(prompt + after))
+    assert actual["tokens"][:3] == ["a", " ", "t"] and actual["tokens"][-4:-1] == ["bytes:\\xc3", "bytes:\\xaf", "v"]
+    assert actual["text_offset"][-4:] == [13, 13, 14, 15]
+    for value, top in zip(actual["token_logprobs"], actual["top_logprobs"], strict=True):
         assert len(top) in (2, 3) and value in top.values() and value <= max(top.values()) < 0
 
 
-def test_logprobs_of_what_is_generated(text, generator):
+def test_logprobs_of_generated_tokens(text, generator):
     (alone,) = generator.generate(["def "], 10, Sampling(temperature=0))
-    found = complete(text, prompt="def ", max_tokens=10, logprobs=1)["choices"][0]["logprobs"]
-    assert found["token_logprobs"][: len(alone.tokens)] == pytest.approx(alone.log_probs, abs=1e-4)
-    for value, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
-        assert [*top.values()] == [value]  # the likeliest token is the one that was chosen
+    answer = complete(text, prompt="def ", max_tokens=10, logprobs=1)["choices"][0]["logprobs"]
+    assert answer["token_logprobs"][: len(alone.tokens)] == pytest.approx(alone.log_probs, abs=1e-4)
+    for value, top in zip(answer["token_logprobs"], answer["top_logprobs"], strict=True):
+        assert [*top.values()] == [value]  # the most likely token was chosen
     alone = complete(text, prompt="def ", max_tokens=10, logprobs=0)["choices"][0]["logprobs"]
-    assert alone["top_logprobs"] is None and alone["token_logprobs"] == pytest.approx(found["token_logprobs"], abs=1e-5)
+    assert alone["top_logprobs"] is None and alone["token_logprobs"] == pytest.approx(
+        answer["token_logprobs"], abs=1e-5
+    )
 
 
-def test_the_end_that_the_model_chose_has_a_logprob(text, generator):
-    """Clients count on as many tokens as they asked for."""
+def test_a_generated_end_token_has_a_logprob(text, generator):
+    """Clients expect as many tokens as they asked for."""
     for number in range(200):
         (alone,) = generator.generate(["ab"], 4, Sampling(temperature=3.0), number)
         if alone.finish_reason == "end":
             break
-    found = complete(text, prompt="ab", max_tokens=4, temperature=3.0, seed=number, logprobs=1)["choices"][0]
-    assert found["finish_reason"] == "stop" and found["text"] == alone.text
-    assert found["logprobs"]["tokens"][-1] == END and len(found["logprobs"]["tokens"]) == len(alone.tokens) + 1
+    answer = complete(text, prompt="ab", max_tokens=4, temperature=3.0, seed=number, logprobs=1)["choices"][0]
+    assert answer["finish_reason"] == "stop" and answer["text"] == alone.text
+    assert answer["logprobs"]["tokens"][-1] == END and len(answer["logprobs"]["tokens"]) == len(alone.tokens) + 1
 
 
-def test_a_first_token_has_no_logprob_if_begin_of_text_is_asked_for(text):
+def test_the_first_token_has_no_logprob_after_an_explicit_begin_of_text(text):
     begin = ByteTokenizer.begin
-    given = complete(text, prompt=[begin, *ids("ab")], max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
+    explicit = complete(text, prompt=[begin, *ids("ab")], max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
     put = complete(text, prompt=ids("ab"), max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
-    assert given["tokens"] == [BEGIN, *put["tokens"]] and given["text_offset"] == [0, 0, 1]
-    assert given["token_logprobs"] == [None, *put["token_logprobs"]] and given["top_logprobs"][0] is None
+    assert explicit["tokens"] == [BEGIN, *put["tokens"]] and explicit["text_offset"] == [0, 0, 1]
+    assert explicit["token_logprobs"] == [None, *put["token_logprobs"]] and explicit["top_logprobs"][0] is None
     alone = complete(text, prompt=[begin], max_tokens=0, echo=True, logprobs=1)["choices"][0]
     assert alone["logprobs"]["token_logprobs"] == [None] and alone["text"] == ""
 
 
 def test_a_stop_ends_the_text_and_the_row(text, generator):
-    (whole,) = generator.generate(["x"], 40, Sampling(temperature=0))
-    place = next(i for i in range(4, 40) if whole.text.index(whole.text[i : i + 2]) == i)
-    stop = whole.text[place : place + 2]
+    (full,) = generator.generate(["x"], 40, Sampling(temperature=0))
+    index = next(i for i in range(4, 40) if full.text.index(full.text[i : i + 2]) == i)
+    stop = full.text[index : index + 2]
     before = gauge(text, "tokens_total")
-    found = complete(text, prompt="x", max_tokens=40, stop=["never ever", stop], logprobs=1)["choices"][0]
-    assert found["text"] == whole.text[:place] and found["finish_reason"] == "stop"
-    assert len(found["logprobs"]["tokens"]) == len([x for x in found["logprobs"]["text_offset"] if x < place]) > 0
-    assert gauge(text, "tokens_total") - before < 40  # the row has left its place before its end
-    until(lambda: gauge(text, "running_rows") == 0)
+    answer = complete(text, prompt="x", max_tokens=40, stop=["never ever", stop], logprobs=1)["choices"][0]
+    assert answer["text"] == full.text[:index] and answer["finish_reason"] == "stop"
+    assert len(answer["logprobs"]["tokens"]) == len([x for x in answer["logprobs"]["text_offset"] if x < index]) > 0
+    assert gauge(text, "tokens_total") - before < 40  # the row ended early
+    wait_until(lambda: gauge(text, "running_rows") == 0)
 
 
 def chunks(text, **asked):
@@ -170,20 +172,20 @@ def chunks(text, **asked):
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_a_stream_is_the_answer_in_pieces(text):
+def test_a_stream_adds_up_to_the_answer(text):
     asked = {"prompt": ["a naïve", "猫"], "n": 2, "seed": 3, "temperature": 1, "max_tokens": 21, "stop": ["x"]}
-    whole = complete(text, **asked, echo=True)
-    found = chunks(text, **asked, echo=True, stream_options={"include_usage": True})
+    full = complete(text, **asked, echo=True)
+    actual = chunks(text, **asked, echo=True, stream_options={"include_usage": True})
     texts, reasons = [""] * 4, [None] * 4
-    for chunk in found[:-1]:
+    for chunk in actual[:-1]:
         (choice,) = chunk["choices"]
         assert reasons[choice["index"]] is None  # nothing follows the last piece
         texts[choice["index"]] += choice["text"]
         reasons[choice["index"]] = choice["finish_reason"]
-    assert texts == [one["text"] for one in whole["choices"]]
-    assert reasons == [one["finish_reason"] for one in whole["choices"]]
-    assert found[-1]["choices"] == [] and found[-1]["usage"] == whole["usage"]
-    assert {chunk["id"] for chunk in found} == {found[0]["id"]}
+    assert texts == [one["text"] for one in full["choices"]]
+    assert reasons == [one["finish_reason"] for one in full["choices"]]
+    assert actual[-1]["choices"] == [] and actual[-1]["usage"] == full["usage"]
+    assert {chunk["id"] for chunk in actual} == {actual[0]["id"]}
     assert [chunk["choices"][0]["text"] for chunk in chunks(text, prompt="ab", max_tokens=0, echo=True)] == ["ab"]
 
 
@@ -220,7 +222,7 @@ def test_bad_input_gets_one_line(text, asked, problem):
     assert error["message"].startswith(problem) and "\n" not in error["message"]
 
 
-def test_a_text_that_is_only_scored_must_fit_the_positions():
+def test_a_scored_text_must_fit_the_positions():
     with service("text", "linear_transformer", prompt_tokens=40, rows=1) as text:
         answer = text.post("/v1/completions", json={"prompt": "a" * 35, "max_tokens": 0, "echo": True, "logprobs": 1})
         assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
@@ -229,7 +231,7 @@ def test_a_text_that_is_only_scored_must_fit_the_positions():
         assert all(math.isfinite(x) for x in fits["token_logprobs"])
 
 
-def test_another_model_is_not_there(text):
+def test_another_model_is_not_available(text):
     answer = text.post("/v1/completions", json={"model": "gpt", "prompt": "a"})
     assert (
         answer.status_code == 404 and answer.json()["error"]["message"] == "no model gpt: this service has a_text_run"
@@ -239,11 +241,11 @@ def test_another_model_is_not_there(text):
     assert served["id"] == NAME and served == text.get(f"/v1/models/{NAME}").json()
 
 
-def test_tokens_of_a_text_and_back(text):
+def test_tokenize_and_detokenize(text):
     post = lambda path, **asked: text.post(path, json=asked).json()
     assert post("/tokenize", prompt="a naïve 猫", add_special_tokens=False)["tokens"] == ids("a naïve 猫")
-    whole = {"tokens": [ByteTokenizer.begin, *ids("ab")], "count": 3, "max_model_len": 64}
-    assert post("/tokenize", prompt="ab") == whole
+    full = {"tokens": [ByteTokenizer.begin, *ids("ab")], "count": 3, "max_model_len": 64}
+    assert post("/tokenize", prompt="ab") == full
     assert post("/detokenize", tokens=[ByteTokenizer.begin, *ids("a naïve 猫")])["prompt"] == "a naïve 猫"
     info = text.get("/tokenizer_info").json()
     names = [info[x] for x in ("bos_token", "eos_token")]
@@ -255,11 +257,11 @@ def test_tokens_of_a_text_and_back(text):
 def test_the_openai_client(text):
     client = openai.OpenAI(base_url=f"{text.server.url}/v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == [NAME]
-    found = client.completions.create(model=NAME, prompt="ab", max_tokens=8, temperature=0, logprobs=1, echo=True)
-    assert found.choices[0].text.startswith("ab") and found.usage.completion_tokens <= 8
-    assert math.isfinite(sum(found.choices[0].logprobs.token_logprobs))
+    answer = client.completions.create(model=NAME, prompt="ab", max_tokens=8, temperature=0, logprobs=1, echo=True)
+    assert answer.choices[0].text.startswith("ab") and answer.usage.completion_tokens <= 8
+    assert math.isfinite(sum(answer.choices[0].logprobs.token_logprobs))
     pieces = client.completions.create(model=NAME, prompt="ab", max_tokens=8, temperature=0, stream=True)
-    assert "ab" + "".join(piece.choices[0].text for piece in pieces) == found.choices[0].text
+    assert "ab" + "".join(piece.choices[0].text for piece in pieces) == answer.choices[0].text
     with pytest.raises(openai.UnprocessableEntityError, match="max_tokens, an answer of 1000 tokens is over the limit"):
         client.completions.create(model=NAME, prompt="ab", max_tokens=1000)
     with pytest.raises(openai.NotFoundError, match="no model gpt: this service has a_text_run"):
@@ -283,25 +285,25 @@ def test_a_prompt_that_is_too_long_has_its_code(text, prompt, numbers):
     assert all(number in refused.value.message for number in numbers) and "shorten it" in refused.value.message
 
 
-def test_the_same_text_is_scored_once(text, monkeypatch):
+def test_equal_texts_are_scored_once(text, monkeypatch):
     scored, call = [], TokenScorer.__call__
     monkeypatch.setattr(TokenScorer, "__call__", lambda self, rows: scored.extend(rows) or call(self, rows))
     asked = {"prompt": ["ab", "猫", "ab"], "max_tokens": 0, "echo": True, "logprobs": 5}
-    found = complete(text, **asked, n=8)["choices"]
+    answer = complete(text, **asked, n=8)["choices"]
     assert sorted(scored) == sorted([ByteTokenizer.begin, *ids(prompt)] for prompt in ("ab", "猫"))
     once = complete(text, **asked)["choices"]
-    assert [one["logprobs"] for one in found] == [once[i // 8]["logprobs"] for i in range(24)]
+    assert [one["logprobs"] for one in answer] == [once[i // 8]["logprobs"] for i in range(24)]
 
 
-def test_others_are_answered_while_an_answer_is_built(text, monkeypatch):
+def test_others_are_answered_while_an_answer_is_assembled(text, monkeypatch):
     built, begun, release = Completions._build_response, threading.Event(), threading.Event()
 
-    def slowly(*words):
+    def build_slowly(*words):
         begun.set()
         assert release.wait(30)
         return built(*words)
 
-    monkeypatch.setattr(Completions, "_build_response", slowly)
+    monkeypatch.setattr(Completions, "_build_response", build_slowly)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(complete, text, prompt="ab", max_tokens=2, logprobs=2)
         assert begun.wait(30)
@@ -313,14 +315,14 @@ def test_others_are_answered_while_an_answer_is_built(text, monkeypatch):
 def test_a_text_up_to_a_stop_does_not_depend_on_its_pieces():
     draw = random.Random(0)
     for _ in range(3000):
-        whole = "".join(draw.choices("ab", k=draw.randint(0, 14)))
+        full = "".join(draw.choices("ab", k=draw.randint(0, 14)))
         stops = ["".join(draw.choices("ab", k=draw.randint(1, 4))) for _ in range(draw.randint(0, 3))]
-        ends = [(whole.find(stop) + len(stop), whole.find(stop)) for stop in stops if stop in whole]
-        end = min(ends)[1] if ends else len(whole)
-        up_to, found, place = StopStringFilter(stops), "", 0
-        while place < len(whole):
-            after = draw.randint(place + 1, len(whole))
-            found += up_to(whole[place:after], last=after == len(whole))
-            assert whole[:end].startswith(found)
-            place = after
-        assert found == whole[:end] and up_to.stopped == (end < len(whole))
+        ends = [(full.find(stop) + len(stop), full.find(stop)) for stop in stops if stop in full]
+        end = min(ends)[1] if ends else len(full)
+        up_to, actual, position = StopStringFilter(stops), "", 0
+        while position < len(full):
+            after = draw.randint(position + 1, len(full))
+            actual += up_to(full[position:after], last=after == len(full))
+            assert full[:end].startswith(actual)
+            position = after
+        assert actual == full[:end] and up_to.stopped == (end < len(full))

@@ -1,4 +1,4 @@
-"""The API against its own description: no undocumented answer, and no request that ends the service."""
+"""The API against its OpenAPI description: no undocumented answer, and no request that ends the service."""
 
 import hypothesis
 import pytest
@@ -23,9 +23,9 @@ schema = schemathesis.pytest.from_fixture("api")
 
 @schema.parametrize()
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
-def test_the_api_does_what_it_says(case):
+def test_the_api_matches_its_description(case):
     response = case.call()
-    # That a tokenizer does not know a character, or that a mask is missing, no description can say.
+    # The description cannot express that a tokenizer lacks a character, or that a mask is missing.
     excluded = [positive_data_acceptance]
     if response.status_code == 413:  # a rejection that the check does not count as one
         assert len(response.request.body) > 6400

@@ -1,4 +1,4 @@
-"""Masks that the service fills in: as the command does, within limits, and in fair order."""
+"""Masks filled in by the service: with the results of the command, within limits, and in fair order."""
 
 import asyncio
 import concurrent.futures
@@ -14,7 +14,7 @@ from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import FillInAsked
 from flash_lm.inference.service.services import FillInService
 from flash_lm.training.train_state import ModelFunction
-from inference.service.serving import LIMITS, fails, random_model, service
+from inference.service.serving import LIMITS, raise_error, random_model, service
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -25,8 +25,8 @@ def fill_in():
         yield client
 
 
-def test_masks_are_filled_in_as_by_the_command(fill_in):
-    """Also those that are on the device together, with other numbers of candidates."""
+def test_filled_masks_equal_those_of_the_command(fill_in):
+    """Also for requests that share a batch, with other numbers of candidates."""
     filler = Filler(random_model("fill_in"))
     asked = [{"prompt": f"{'a cat ' * (i % 3)}[MASK] sees", "candidates": 1 + i % 4} for i in range(24)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -34,9 +34,9 @@ def test_masks_are_filled_in_as_by_the_command(fill_in):
     for body, answer in zip(asked, answers, strict=True):
         (alone,) = filler([body["prompt"]], body["candidates"])
         assert answer["text"] == alone.text
-        for found, expected in zip(answer["masks"], alone.masks, strict=True):
-            assert [one["text"] for one in found] == [one.text for one in expected]
-            assert [one["probability"] for one in found] == pytest.approx([x.probability for x in expected], rel=1e-3)
+        for actual, expected in zip(answer["masks"], alone.masks, strict=True):
+            assert [one["text"] for one in actual] == [one.text for one in expected]
+            assert [one["probability"] for one in actual] == pytest.approx([x.probability for x in expected], rel=1e-3)
 
 
 def test_masks_of_a_request_are_bounded(fill_in):
@@ -54,11 +54,11 @@ def test_no_text_to_fill_in_waits_for_a_compiler():
         for one in asked:
             service.check(one)
 
-        async def answers(asked=asked):
+        async def fill_all(asked=asked):
             return await asyncio.gather(*(service.answer(one) for one in asked))
 
-        found = asyncio.run(answers())
-        assert {len(one.masks) for one in found} == {masks} and {len(one.masks[0]) for one in found} == {candidates}
+        output = asyncio.run(fill_all())
+        assert {len(one.masks) for one in output} == {masks} and {len(one.masks[0]) for one in output} == {candidates}
     assert [function._cache_size() for function in compiled] == before
 
 
@@ -82,8 +82,8 @@ def test_candidates_of_all_masks_are_bounded(fill_in):
     assert len(mask) == 80
 
 
-def test_large_requests_let_smaller_ones_go_first(monkeypatch):
-    """And waits no longer than that is worth."""
+def test_small_requests_go_before_large_ones(monkeypatch):
+    """A large one waits no longer than that is worth."""
     service, order = FillInService(random_model("fill_in"), dataclasses.replace(LIMITS, rows=1), Metrics()), []
     fill = service.calls_on_all_hosts
     monkeypatch.setattr(
@@ -99,7 +99,7 @@ def test_large_requests_let_smaller_ones_go_first(monkeypatch):
 
 
 def test_a_long_text_does_not_pad_the_others(monkeypatch):
-    """Nor do many masks need much memory."""
+    """Many masks do not need much memory, either."""
     filler, shapes, masks = Filler(random_model("fill_in")), [], []
     features, best = filler._features, filler._best
     monkeypatch.setattr(filler, "_features", lambda p, x, s: shapes.append(x.shape) or features(p, x, s))
@@ -112,6 +112,6 @@ def test_a_long_text_does_not_pad_the_others(monkeypatch):
 @pytest.mark.slow
 def test_a_filler_that_fails_is_reported(monkeypatch):
     with service("fill_in") as client:
-        monkeypatch.setattr(Filler, "_fill", fails)
+        monkeypatch.setattr(Filler, "_fill", raise_error)
         for _ in range(2):
             assert client.post("/api/fill_in", json={"prompt": "[MASK]"}).status_code == 500

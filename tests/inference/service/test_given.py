@@ -22,16 +22,16 @@ def form(request):
         yield client, Generator(random_model("text", keys=FORMS[request.param]))
 
 
-def test_texts_are_those_of_the_command(form):
+def test_texts_equal_those_of_the_command(form):
     client, generator = form
     prompts = ["a naïve tree", "def f(", "猫"]
     alone = generator.generate(prompts, 12, Sampling(temperature=0))
     asked = {"model": "a_text_run", "prompt": prompts, "temperature": 0, "max_tokens": 12}
-    found = client.post("/v1/completions", json=asked).json()
-    assert [one["text"] for one in found["choices"]] == [one.text for one in alone]
+    answer = client.post("/v1/completions", json=asked).json()
+    assert [one["text"] for one in answer["choices"]] == [one.text for one in alone]
 
 
-def test_scores_that_such_a_model_does_not_have(form):
+def test_scores_that_such_a_model_lacks(form):
     client, _ = form
     asked = {"model": "a_text_run", "prompt": "ab", "logprobs": 1}
     answer = client.post("/v1/completions", json=asked)
@@ -53,11 +53,11 @@ def test_a_prompt_that_is_too_long(form):
 
 @pytest.mark.parametrize("keys", [PREFIX, READS], ids=["prefix", "source"])
 @pytest.mark.slow
-def test_second_lines_are_those_of_the_command(keys):
+def test_second_lines_equal_those_of_the_command(keys):
     writer = CoupletWriter(random_model("couplets", keys=keys))
     body = {"first": "春南", "candidates": 4, "temperature": 1, "seed": 3}
     with service("couplets", keys=keys) as client:
-        found = client.post("/api/second_lines", json=body).json()["candidates"]
+        answer = client.post("/api/second_lines", json=body).json()["candidates"]
     alone = writer("春南", 4, Sampling(), 3)
-    assert [one["text"] for one in found] == [one.text for one in alone]
+    assert [one["text"] for one in answer] == [one.text for one in alone]
     assert all(len(one.text) == 2 for one in alone)

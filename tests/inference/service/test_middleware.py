@@ -1,4 +1,4 @@
-"""Delays of refusals, and what they cost other requests."""
+"""Delays of refusals, and their cost for other requests."""
 
 import asyncio
 
@@ -10,19 +10,19 @@ from flash_lm.inference.service.middleware import REFUSALS_A_SECOND, RefusalDela
 
 @pytest.fixture
 def waits(monkeypatch) -> list[float]:
-    """How long each answer is held back, at a clock that stands still."""
-    found: list[float] = []
+    """The delays of the answers, with a clock that stands still."""
+    delays: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        found.append(seconds)
+        delays.append(seconds)
 
     monkeypatch.setattr(middleware.asyncio, "sleep", sleep)
     monkeypatch.setattr(middleware.time, "monotonic", lambda: 100.0)
-    return found
+    return delays
 
 
 def answer(app: RefusalDelay, times: int) -> list[int]:
-    """Statuses that a client sees."""
+    """Statuses that a client receives."""
     seen: list[int] = []
 
     async def send(message) -> None:
@@ -37,7 +37,7 @@ def answer(app: RefusalDelay, times: int) -> list[int]:
     return seen
 
 
-def app_of(status: int) -> RefusalDelay:
+def make_app(status: int) -> RefusalDelay:
     async def app(scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -45,21 +45,21 @@ def app_of(status: int) -> RefusalDelay:
     return RefusalDelay(app)
 
 
-def test_a_burst_of_refusals_is_answered_at_once_and_then_so_many_a_second(waits):
-    assert set(answer(app_of(422), REFUSALS_A_SECOND)) == {422}
+def test_a_burst_of_refusals_is_answered_at_once_and_later_ones_at_a_fixed_rate(waits):
+    assert set(answer(make_app(422), REFUSALS_A_SECOND)) == {422}
     assert waits == [0.0] * REFUSALS_A_SECOND
     del waits[:]
-    app = app_of(413)
+    app = make_app(413)
     answer(app, REFUSALS_A_SECOND + 4)
     assert waits[-4:] == pytest.approx([(i + 1) / REFUSALS_A_SECOND for i in range(4)])
 
 
 def test_no_refusal_waits_longer_than_a_second(waits):
-    answer(app_of(400), 100 * REFUSALS_A_SECOND)
+    answer(make_app(400), 100 * REFUSALS_A_SECOND)
     assert max(waits) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("status", [200, 503])
-def test_other_answers_are_never_held_back(waits, status):
-    assert answer(app_of(status), 100) == [status] * 100
+def test_other_answers_are_never_delayed(waits, status):
+    assert answer(make_app(status), 100) == [status] * 100
     assert not waits

@@ -1,4 +1,4 @@
-"""The page in a real browser: typed, clicked, read."""
+"""The page in a real browser: typing, clicking, reading."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from inference.service.serving import CHARACTERS, LABELS, gauge, service, until
+from inference.service.serving import CHARACTERS, LABELS, gauge, service, wait_until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 PHONE = {"width": 360, "height": 740}
@@ -15,7 +15,7 @@ PHONE = {"width": 360, "height": 740}
 
 @pytest.fixture
 def page(browser):
-    """On a phone, in the dark; what goes wrong in its script fails the test."""
+    """On a phone, in dark mode; an error in the page's script fails the test."""
     context = browser.new_context(viewport=PHONE, color_scheme="dark", locale="en-GB")
     page, wrong = context.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -26,18 +26,18 @@ def page(browser):
 
 
 def fits(page) -> bool:
-    """Whether nothing is wider than the screen."""
+    """Whether all elements fit the screen's width."""
     return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 def shot(page, name: str) -> None:
-    """Kept where FLASH_LM_SHOTS says, to be looked at."""
+    """Saves a screenshot to the folder FLASH_LM_SHOTS."""
     if folder := os.environ.get("FLASH_LM_SHOTS"):
         page.screenshot(path=str(pathlib.Path(folder) / f"{name}.png"), full_page=True)
 
 
 def test_a_text_is_streamed(page):
-    """By keyboard alone: type, Ctrl + Enter."""
+    """With the keyboard alone: type, Ctrl + Enter."""
     with service("text") as client:
         page.goto(client.server.url)
         expect(page.locator("#model")).to_contain_text("a_text_run · flash on text · step 7")
@@ -53,7 +53,7 @@ def test_a_text_is_streamed(page):
 
 @pytest.mark.slow
 def test_a_second_text_is_written(page):
-    """For a first one, which is not repeated."""
+    """For a first text, which is not repeated."""
     keys = {"task": "seq2seq", "model.encoder.family": "transformer_plus_plus", "data.pair_column": "answer"}
     keys |= {"data.corpus": "hf", "data.path": "pairs", "data.pack": "examples"}
     with service("text", keys=keys) as client:
@@ -82,12 +82,12 @@ def test_stop_frees_the_row(page):
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("#status")).to_have_text("stopped")
         expect(page.get_by_role("button", name="Continue")).to_be_focused()
-        until(lambda: gauge(client, "running_rows") == 0)
+        wait_until(lambda: gauge(client, "running_rows") == 0)
         assert gauge(client, "tokens_total") < 10_000 and not page.wrong
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_shown_and_what_is_empty_left_to_the_service(page):
+def test_errors_are_shown_and_empty_fields_are_left_to_the_service(page):
     with service("text") as client:
         page.goto(client.server.url)
         page.locator("#prompt").fill("a")
@@ -136,8 +136,8 @@ def test_a_couplet_is_answered(page):
         page.get_by_role("button", name="Answer").click()
         lines = page.locator("#answer li .text")
         expect(lines.first).to_be_visible()
-        found = lines.all_inner_texts()
-        assert len(found) > 1 and all(len(line) == 3 and set(line) <= set(CHARACTERS) for line in found)
+        texts = lines.all_inner_texts()
+        assert len(texts) > 1 and all(len(line) == 3 and set(line) <= set(CHARACTERS) for line in texts)
         page.locator("#first").fill("猫")
         page.keyboard.press("Enter")
         expect(page.locator("#status")).to_contain_text("does not know what begins with '猫'")
@@ -176,16 +176,16 @@ def test_labels_of_a_pair_on_a_phone(browser):
 
 
 def test_the_description_of_the_api_needs_no_network(page):
-    """It is drawn from what the service says of itself, and nothing is loaded from elsewhere."""
+    """It is drawn from the service's OpenAPI description, and loads nothing from other hosts."""
     with service("text") as client:
         asked = []
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"{client.server.url}/docs")
         expect(page.locator("#paths section").first).to_be_visible()
         shot(page, "docs")
-        told = page.locator("#paths").inner_text()
+        paths = page.locator("#paths").inner_text()
         assert all(
-            x in told
+            x in paths
             for x in (
                 "POST /api/generate",
                 "repetition_penalty",
@@ -197,7 +197,7 @@ def test_the_description_of_the_api_needs_no_network(page):
     assert fits(page) and not page.wrong
 
 
-def test_nothing_empty_is_drawn_and_defaults_are_shown(page):
+def test_defaults_are_shown_without_empty_elements(page):
     with service("text") as client:
         page.goto(client.server.url)
         expect(page.locator("#model")).to_contain_text("a_text_run")

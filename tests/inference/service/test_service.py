@@ -1,4 +1,4 @@
-"""The JSON API against the same models without a service; clients that leave, and too many clients."""
+"""The JSON API against the same models in Python; clients that disconnect, and too many clients."""
 
 import asyncio
 import concurrent.futures
@@ -22,7 +22,7 @@ from flash_lm.inference.service.metrics import Metrics
 from flash_lm.inference.service.requests import TextAsked
 from flash_lm.inference.service.services import TextService
 from flash_lm.training.train_loop import train
-from inference.service.serving import CHARACTERS, LIMITS, fails, gauge, random_model, service, until
+from inference.service.serving import CHARACTERS, LIMITS, gauge, raise_error, random_model, service, wait_until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -45,18 +45,18 @@ def fill_in():
         yield client
 
 
-ENDLESS = 2**20  # tokens: minutes, even of so small a model
+ENDLESS = 2**20  # tokens: they take minutes, even with so small a model
 
 
 def events(lines) -> list[tuple[str, dict]]:
-    """Of a stream that has ended."""
+    """The events of a stream that has ended."""
     blocks = "\n".join(lines).strip().split("\n\n")
     fields = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
     return [(block["event"], json.loads(block["data"])) for block in fields]
 
 
-def test_many_clients_each_get_what_they_would_get_alone(text):
-    """200 requests from 16 clients through four rows: nothing lost, nothing mixed up."""
+def test_many_clients_get_the_answers_of_single_requests(text):
+    """200 requests from 16 clients through four rows: none is lost or mixed up."""
     draw, generator = random.Random(0), Generator(random_model("text"))
     asked = [
         {
@@ -73,29 +73,29 @@ def test_many_clients_each_get_what_they_would_get_alone(text):
     for body, answer in zip(asked, answers, strict=True):
         sampling = Sampling(temperature=body["temperature"])
         (alone,) = generator.generate([body["prompt"]], body["max_tokens"], sampling, body["seed"])
-        found = answer.json()
-        assert (found["text"], found["finish_reason"]) == (alone.text, alone.finish_reason)
-        assert found["tokens"] == len(alone.tokens)
-    until(lambda: gauge(text, "running_rows") == 0)
+        actual = answer.json()
+        assert (actual["text"], actual["finish_reason"]) == (alone.text, alone.finish_reason)
+        assert actual["tokens"] == len(alone.tokens)
+    wait_until(lambda: gauge(text, "running_rows") == 0)
     assert gauge(text, "tokens_total") >= sum(answer.json()["tokens"] for answer in answers)
 
 
-def test_a_stream_is_the_answer_in_pieces(text):
+def test_a_stream_adds_up_to_the_answer(text):
     body = {"prompt": "猫 sees", "max_tokens": 40, "seed": 3}
-    whole = text.post("/api/generate", json=body).json()
+    full = text.post("/api/generate", json=body).json()
     with text.stream("POST", "/api/generate/stream", json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        found = events(response.iter_lines())
-    *pieces, (last, answer) = found
+        actual = events(response.iter_lines())
+    *pieces, (last, answer) = actual
     assert {name for name, _ in pieces} == {"text"} and last == "done" and len(pieces) > 3
-    assert "".join(data["text"] for _, data in pieces) == answer["text"] == whole["text"]
+    assert "".join(data["text"] for _, data in pieces) == answer["text"] == full["text"]
     counts = [data["tokens"] for _, data in pieces]
     assert counts == sorted(counts) and counts[-1] == answer["tokens"]
     model = text.get("/api/model").json()
     assert {data["state_bytes"] for _, data in pieces} == {model["state_bytes"]} and model["state_bytes"] > 0
 
 
-def test_which_checkpoint_it_serves(text):
+def test_the_served_checkpoint_is_reported(text):
     model = text.get("/api/model").json()
     assert (model["name"], model["kind"], model["step"], model["family"]) == ("a_text_run", "text", 7, "flash")
     assert text.get("/health").json() == {"status": "ok"}
@@ -119,15 +119,15 @@ def test_no_request_waits_for_a_compiler():
 
 
 @pytest.mark.slow
-def test_second_lines_are_those_of_the_command(couplets):
+def test_second_lines_equal_those_of_the_command(couplets):
     writer = CoupletWriter(random_model("couplets"))
     for first, seed in (("春", 0), ("東山水", 5)):
         body = {"first": first, "candidates": 6, "temperature": 1.5, "seed": seed}
-        found = couplets.post("/api/second_lines", json=body).json()["candidates"]
+        answer = couplets.post("/api/second_lines", json=body).json()["candidates"]
         alone = writer(first, 6, Sampling(temperature=1.5), seed)
-        assert [one["text"] for one in found] == [one.text for one in alone]
-        assert [one["log_prob"] for one in found] == pytest.approx([one.log_prob for one in alone], abs=1e-4)
-        assert all(len(one["text"]) == len(first) and set(one["text"]) <= set(CHARACTERS) for one in found)
+        assert [one["text"] for one in answer] == [one.text for one in alone]
+        assert [one["log_prob"] for one in answer] == pytest.approx([one.log_prob for one in alone], abs=1e-4)
+        assert all(len(one["text"]) == len(first) and set(one["text"]) <= set(CHARACTERS) for one in answer)
 
 
 BAD = {
@@ -151,7 +151,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("path", ["/api/generate", "/api/generate/stream"])
-def test_bad_input_gets_a_sentence(text, path, name):
+def test_bad_input_is_reported_in_one_sentence(text, path, name):
     body, sentence = BAD[name]
     answer = text.post(path, json=body)
     assert answer.status_code == 422 and sentence in answer.json()["error"]
@@ -187,24 +187,24 @@ def test_no_json_and_no_such_page(text):
     assert text.get("/api/generate").status_code == 405
 
 
-def test_a_client_that_leaves_frees_its_row():
-    """In the midst of a stream, and while it waits for a whole answer; the next one has the only row at once."""
+def test_a_client_that_disconnects_frees_its_row():
+    """During a stream, and while it waits for a full answer; the next client gets the only row at once."""
     with service("text", rows=1, new_tokens=ENDLESS) as client:
         body = {"prompt": "a", "max_tokens": ENDLESS, "temperature": 0}
         with client.stream("POST", "/api/generate/stream", json=body) as response:
-            next(lines := response.iter_lines())  # kept: without it httpx would close the stream
+            next(lines := response.iter_lines())  # kept, or httpx would close the stream
             assert gauge(client, "running_rows") == 1 and lines
-        until(lambda: gauge(client, "running_rows") == 0)
+        wait_until(lambda: gauge(client, "running_rows") == 0)
         with pytest.raises(httpx.ReadTimeout):
             client.post("/api/generate", json=body, timeout=0.3)
-        until(lambda: gauge(client, "running_rows") == 0)
+        wait_until(lambda: gauge(client, "running_rows") == 0)
         assert gauge(client, "tokens_total") < ENDLESS / 10
         assert client.post("/api/generate", json={"prompt": "a", "max_tokens": 2}).json()["tokens"] == 2
 
 
 @pytest.mark.slow
-def test_an_answer_ends_where_the_positions_do():
-    with service("text", family="transformer") as client:  # of 32 positions, of the 64 + 64 tokens that are allowed
+def test_an_answer_ends_at_the_longest_position():
+    with service("text", family="transformer") as client:  # 32 positions, though 64 + 64 tokens are allowed
         model = client.get("/api/model").json()
         assert (model["most_prompt_tokens"], model["most_new_tokens"]) == (32, 31)
         answer = client.post("/api/generate", json={"prompt": "abc", "temperature": 0}).json()
@@ -233,7 +233,7 @@ def test_too_many_requests_are_refused():
         ask = lambda: open_.enter_context(client.stream("POST", "/api/generate/stream", json=body))
         next(lines := ask().iter_lines())
         ask()
-        until(lambda: gauge(client, "waiting_rows") == 1)
+        wait_until(lambda: gauge(client, "waiting_rows") == 1)
         answer = client.post("/api/generate", json=body)
         assert answer.status_code == 503 and "try again later" in answer.json()["error"]
         assert answer.headers["retry-after"] == "1"
@@ -241,7 +241,7 @@ def test_too_many_requests_are_refused():
 
 
 @pytest.mark.slow
-def test_what_takes_too_long_ends():
+def test_answers_have_a_time_limit():
     with service("text", rows=1, new_tokens=ENDLESS, seconds=0.2) as client:
         body = {"prompt": "a", "max_tokens": ENDLESS, "temperature": 0}
         answer = client.post("/api/generate", json=body)
@@ -249,12 +249,12 @@ def test_what_takes_too_long_ends():
         with client.stream("POST", "/api/generate/stream", json=body) as response:
             name, data = events(response.iter_lines())[-1]
         assert name == "error" and "took longer" in data["error"]
-        until(lambda: gauge(client, "running_rows") == 0)
+        wait_until(lambda: gauge(client, "running_rows") == 0)
         assert gauge(client, "tokens_total") < ENDLESS / 10
 
 
 @pytest.mark.slow
-def test_answers_that_run_finish_when_the_service_ends():
+def test_running_answers_finish_when_the_service_ends():
     with service("text", new_tokens=4096) as client:
         body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
         with client.stream("POST", "/api/generate/stream", json=body) as response:
@@ -267,25 +267,27 @@ def test_answers_that_run_finish_when_the_service_ends():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["join", "advance"])
-def test_a_model_that_fails_for_good_is_reported(monkeypatch, step):
-    """Whoever waits gets an answer, and so do those who come later."""
+def test_a_model_that_always_fails_is_reported(monkeypatch, step):
+    """Waiting clients get an answer, and later ones, too."""
     with service("text") as client:
-        monkeypatch.setattr(RunningBatch, step, fails)
+        monkeypatch.setattr(RunningBatch, step, raise_error)
         for healthy in (200, 200, 200, 500, 500):
-            answer = client.post("/api/generate", json={"prompt": "a"}, timeout=20)  # of 60 s that it would time out
+            answer = client.post(
+                "/api/generate", json={"prompt": "a"}, timeout=20
+            )  # the timeout of the service is 60 s
             assert answer.status_code == 500 and "see the service's log" in answer.json()["error"]
             assert client.get("/health").status_code == healthy
 
 
 @pytest.mark.parametrize("step", ["join", pytest.param("advance", marks=pytest.mark.slow)])
 def test_a_failed_step_ends_only_its_rows(monkeypatch, step):
-    """Those that wait, and those that come later, are answered as if nothing had been."""
+    """Waiting requests and later ones are answered as usual."""
     generator = Generator(random_model("text"))
     expected = [generator.generate([prompt], 6, Sampling(temperature=0))[0].text for prompt in "abcdefgh"]
     with service("text", rows=2) as client:
         ask = lambda prompt: client.post("/api/generate", json={"prompt": prompt, "max_tokens": 6, "temperature": 0})
-        whole, calls = getattr(RunningBatch, step), itertools.count(1)
-        fails_once = lambda *words: fails() if next(calls) == 3 else whole(*words)
+        full, calls = getattr(RunningBatch, step), itertools.count(1)
+        fails_once = lambda *words: raise_error() if next(calls) == 3 else full(*words)
         monkeypatch.setattr(RunningBatch, step, fails_once)
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(ask, "abcdefgh"))
@@ -298,7 +300,7 @@ def test_a_failed_step_ends_only_its_rows(monkeypatch, step):
 
 
 @pytest.mark.parametrize("kind", ["text", "couplets", "fill_in"])
-def test_a_text_that_is_too_long_is_not_even_tokenised(kind, request, monkeypatch):
+def test_a_text_that_is_too_long_is_not_tokenized(kind, request, monkeypatch):
     client = request.getfixturevalue(kind)
     path, field = {
         "text": ("generate", "prompt"),
@@ -315,7 +317,7 @@ def test_a_text_that_is_too_long_is_not_even_tokenised(kind, request, monkeypatc
 
 
 def test_another_hosts_name_is_refused(text):
-    """As a web page has it that reaches this machine by a name of its own."""
+    """Such a request comes from a web page that reaches this machine by another host name."""
     for name, status in (("evil.example", 400), ("", 400), ("[::1]:8000", 200), ("LOCALHOST:1", 200), ("[x", 400)):
         answer = text.get("/health", headers={"host": name})
         assert answer.status_code == status, name
@@ -327,7 +329,7 @@ def test_another_hosts_name_is_refused(text):
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    """Trained, served, asked, and ended while an answer runs, which is finished."""
+    """Trained, served and asked; stopped during an answer, which is finished."""
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
     config.train.update(steps=4, eval_every=0, checkpoint_every=0)
     config.mesh.shape = (-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Training with a prefix or a source: on a mesh, with accumulation, and from pairs of texts to a second text."""
+"""Training with a prefix or a source: on a mesh, with accumulation, and on pairs of texts."""
 
 import functools
 import json
@@ -57,18 +57,18 @@ def losses(form: str, shape: tuple[int, ...] = (1, 1, 1), accumulate: int = 1) -
     shardings = state_shardings(abstract, model.traits().matrix, optimizer, parsed.mesh, mesh)
     kind = ExampleRows if form == "prefix" else SourceRows
     rows = kind(corpus.splits["train"], parsed.data.length, corpus.tokenizer.begin)
-    row_of = (lambda i: example_prefix(rows[i])) if form == "prefix" else rows.__getitem__
-    found = []
+    get_row = (lambda i: example_prefix(rows[i])) if form == "prefix" else rows.__getitem__
+    metrics_of_steps = []
     with jax.set_mesh(mesh):
         state = jax.jit(lambda: init_state(model, optimizer), out_shardings=shardings)()
         step = jax.jit(
             make_scheduled_step(model, optimizer, parsed.train, 0, TASKS[parsed.task]), out_shardings=(shardings, None)
         )
         for i in range(2):
-            batch = stack([row_of(i * ROWS + n) for n in range(ROWS)])
+            batch = stack([get_row(i * ROWS + n) for n in range(ROWS)])
             state, metrics = step(state, shard_batch(batch, batch_sharding(mesh), single_host_share(ROWS)))
-            found.append([float(metrics[name]) for name in ("loss", "label_smoothing", "grad_norm")])
-    return np.array(found)
+            metrics_of_steps.append([float(metrics[name]) for name in ("loss", "label_smoothing", "grad_norm")])
+    return np.array(metrics_of_steps)
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_a_mesh_and_accumulation_change_nothing(form):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """A second text is the first one in capital letters."""
+    """The second text is the first one in capital letters."""
     folder = tmp_path_factory.mktemp("pairs")
     rng = np.random.default_rng(0)
     texts = ["".join(rng.choice(list("abcdef"), rng.integers(2, 6))) for _ in range(64)]
@@ -93,8 +93,8 @@ def pairs(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["prefix", "source"])
-def test_from_pairs_of_texts_to_a_second_text(pairs, tmp_path, form):
-    """Trained until it has learned them; the row ends by itself."""
+def test_second_texts_are_learned_from_pairs(pairs, tmp_path, form):
+    """Training lasts until the model has learned them; the output ends with an end token."""
     config = small_config(str(pairs), tmp_path / "cache")
     config.data.update(corpus="hf", text_column="small", pair_column="large", pack="examples")
     config.update_from_flattened_dict(FORMS[form] | {"model.dropout": 0.0, "model.model_dim": 32})
@@ -104,14 +104,14 @@ def test_from_pairs_of_texts_to_a_second_text(pairs, tmp_path, form):
     assert scores["accuracy"] > 0.9
     model = load(tmp_path / "run")
     texts = [json.loads(line)["small"] for line in (pairs / "train.jsonl").read_text().splitlines()[:8]]
-    found = model.generate(texts, max_tokens=8, temperature=0)
-    right = [text == first.upper() for text, first in zip(found, texts, strict=True)]
-    assert sum(right) >= 7, found
+    outputs = model.generate(texts, max_tokens=8, temperature=0)
+    right = [text == first.upper() for text, first in zip(outputs, texts, strict=True)]
+    assert sum(right) >= 7, outputs
 
 
 @pytest.mark.parametrize("form", ["prefix", "source"])
 @pytest.mark.slow
-def test_a_step_of_the_benchmarks_has_what_is_given(form):
+def test_a_step_of_the_benchmarks_uses_the_prefix_or_source(form):
     config = small_config("corpus", "cache")
     config.data.update(corpus="copy", path=None, pack="examples")
     config.update_from_flattened_dict(FORMS[form])
@@ -129,7 +129,7 @@ def test_a_step_of_the_benchmarks_has_what_is_given(form):
 
 @pytest.mark.slow
 def test_starting_from_a_model_without_an_encoder_and_back(tmp_path):
-    """The parameters of the layers keep their places; what is new is drawn."""
+    """The layers' parameters keep their paths; new parameters are drawn."""
     config = small_config("corpus", tmp_path / "cache", "flash_quad")
     config.data.update(corpus="copy", path=None, pack="examples")
     config.train.update(steps=1, warmup_steps=0, eval_every=0, checkpoint_every=0)
@@ -140,8 +140,8 @@ def test_starting_from_a_model_without_an_encoder_and_back(tmp_path):
     )
     reading.train.update(init_from=str(tmp_path / "alone"), learning_rate=1e-12, weight_decay=0.0)
     train(reading, tmp_path / "reading")
-    of = lambda name: load(tmp_path / name).params
-    before, after = of("alone"), of("reading")
+    load_params = lambda name: load(tmp_path / name).params
+    before, after = load_params("alone"), load_params("reading")
     for name in ("sublayer_0", "sublayer_1", "norm_sublayer_1"):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), before["layers"][name], after["layers"][name]
@@ -151,4 +151,4 @@ def test_starting_from_a_model_without_an_encoder_and_back(tmp_path):
     back = config.copy_and_resolve_references()
     back.train.init_from = str(tmp_path / "reading")
     train(back, tmp_path / "back")
-    assert "encoder" not in of("back")
+    assert "encoder" not in load_params("back")
