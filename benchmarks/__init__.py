@@ -1,1 +1,1 @@
-"""Benchmarks of this project, by subject: programs, their library and what they measured."""
+"""Benchmarks of this project, by subject: programs, shared library and results."""

@@ -1,6 +1,6 @@
-"""The package's own rows: imports the modules that add them to the tables, then seals the tables.
+"""Fills the registries: imports all modules that register families, heads, tasks, corpora and optimizers.
 
-It imports JAX and Flax, so a table imports it only when a row is first read.
+It imports JAX and Flax, so a registry imports it only at its first lookup.
 """
 
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS

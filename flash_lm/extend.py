@@ -1,4 +1,6 @@
-"""What a module of your own imports to add a row: from flash_lm.extend import …; docs/extend.md has examples.
+"""The plugin interface: everything that a module imports to register a family, task, corpus, head or optimizer.
+
+docs/extend.md has examples.
 
 Other modules of the package may move; these names stay.
 """

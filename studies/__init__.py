@@ -1,1 +1,1 @@
-"""Studies of this project: their designs, their queue and what came out."""
+"""Studies of this project: designs, queue, reports and results."""

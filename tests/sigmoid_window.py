@@ -20,7 +20,7 @@ from flash_lm.extend import (
 
 @section("model.sigmoid_window")
 class WindowOptions:
-    reach: int = key(64, "visible tokens, the query's own included; bidirectional: each way", at_least(1))
+    reach: int = key(64, "visible tokens including the query; bidirectional: on each side", at_least(1))
 
 
 class SigmoidWindowCore(UndecodableCore):
@@ -36,7 +36,7 @@ class SigmoidWindowCore(UndecodableCore):
     def __call__(self, pairs, v_BxHxLxE, context):
         q, k = pairs["attention"]
         scores = jnp.einsum("bhlk,bhmk->bhlm", q, k) / math.sqrt(q.shape[-1]) - math.log(self.reach)
-        # What a token sees: causal or not, its own document, no padding.
+        # Causal or bidirectional, within the document, no padding.
         visible = context.key_span(self.reach).visible(jnp.arange(k.shape[2]))
         weights = jnp.where(visible[:, None], jax.nn.sigmoid(scores), 0)
         return jnp.einsum("bhlm,bhme->bhle", weights, v_BxHxLxE)

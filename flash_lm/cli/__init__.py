@@ -1,1 +1,1 @@
-"""The commands: flags, config files, one clear line per error."""
+"""Shared by the commands: flags, config files, error messages."""

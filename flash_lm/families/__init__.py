@@ -1,1 +1,1 @@
-"""Model families: a file has a family's options, its core or sublayer, how it is built, and its row of the table."""
+"""Model families: one file per family with its options, core or sublayer, and registration."""
