@@ -82,8 +82,8 @@ def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
     ("word", "message"),
     [
         ("--families=flash flsh", "flsh"),
-        ("--lengths=16 x", "whole numbers"),
-        ("--lengths=", "whole numbers"),
+        ("--lengths=16 x", "positive integers"),
+        ("--lengths=", "positive integers"),
         ("--lengths=24", "tokens_per_batch"),
         ("--config.model.dtype=bfloat16", "see --help"),
         ("--config.model.num_layers=0", "num_layers"),

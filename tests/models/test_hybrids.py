@@ -182,7 +182,7 @@ def test_activations_of_each_layer():
     [
         (
             {"pattern": ("flash", "nothing")},
-            "model.pattern=.* must be a tuple of rows of the table of families: tra",
+            "model.pattern=.* must be a tuple of names of families: tra",
         ),
         ({"pattern": FLASH_AND_SOFTMAX, "num_layers": 3}, "num_layers=3 must be a multiple of the 2 layers of model.p"),
         ({"pattern": FLASH_AND_SOFTMAX, "num_heads": 5}, "model_dim=128 must be a multiple of model.num_heads=5"),

@@ -230,7 +230,7 @@ def test_configs_that_cannot_carry(config, tmp_path, keys, message):
 
 
 def test_settings_that_exclude_a_carried_state(config, finished_run, tmp_path):
-    with pytest.raises(InputError, match="--debug_nonfinite cannot follow"):
+    with pytest.raises(InputError, match="--debug_nonfinite does not support"):
         train(config, tmp_path / "run", debug_nonfinite=True)
     with pytest.raises(InputError, match="add --carry"):
         evaluate(finished_run, "validation", first=10)
