@@ -47,6 +47,8 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from oracles.families import FAMILIES  # noqa: E402
 
+from flash_lm.config import keys, registry  # noqa: E402
+
 # Tracing makes many small objects and little garbage: Python's usual intervals cost 6 % of the tests' CPU time.
 gc.freeze()
 gc.set_threshold(50_000, 20, 50)
@@ -159,3 +161,14 @@ def usual_promotion():
     yield
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def restore_registries():
+    """Removes what a test registers."""
+    tables = [registry.FAMILIES, registry.HEADS, registry.TASKS, registry.CORPORA, registry.OPTIMIZERS, keys.SECTIONS]
+    copies = [dict(table) for table in tables]
+    yield
+    for table, before in zip(tables, copies, strict=True):
+        table.clear()
+        table.update(before)

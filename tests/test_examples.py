@@ -7,8 +7,6 @@ import pathlib
 import pytest
 from small import ROOT, small_config, write_corpus
 
-from flash_lm.config import keys
-from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.training.train_loop import train
 
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -31,18 +29,8 @@ def folder(tmp_path_factory, usual_promotion) -> pathlib.Path:
     return folder
 
 
-@pytest.fixture
-def registries():
-    """Removes what an example registers."""
-    tables = [(table, dict(table)) for table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS, keys.SECTIONS)]
-    yield
-    for table, before in tables:
-        table.clear()
-        table.update(before)
-
-
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_run(name, folder, registries, monkeypatch):
+def test_the_examples_of_a_module_run(name, folder, restore_registries, monkeypatch):
     monkeypatch.chdir(folder)
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner(optionflags=FLAGS)

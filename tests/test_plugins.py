@@ -21,7 +21,7 @@ from flash_lm.cli.load import load_config
 from flash_lm.config import keys, plugins
 from flash_lm.config.experiment import add_sections, parse
 from flash_lm.config.plugins import import_plugins
-from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
+from flash_lm.config.registry import FAMILIES
 from flash_lm.configs.base import get_config
 from flash_lm.data.answers import CONTINUE, LABEL
 from flash_lm.data.conditioning import SOURCE
@@ -47,13 +47,9 @@ HERE = pathlib.Path(__file__).parent
 
 
 @pytest.fixture
-def restore_tables():
-    """Restores the tables after a test."""
-    tables = [(table, dict(table)) for table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS, keys.SECTIONS)]
+def restore_tables(restore_registries):
+    """Removes what a test registers, and the modules that did."""
     yield
-    for table, before in tables:
-        table.clear()
-        table.update(before)
     for name in ("outside", "sigmoid_window"):
         sys.modules.pop(name, None)
 
