@@ -44,11 +44,8 @@ class LanguageModel(LayerStack):
     >>> tokens_BxL = jnp.ones((2, 16), jnp.int32)
     >>> model(tokens_BxL).shape  # logits, B×L×V
     (2, 16, 100)
-
-    Decoding: a prompt in parallel, then one token at a time.
-
-    >>> logits_BxLxV, state = model.prefill(tokens_BxL, model.init_state(2))
-    >>> logits_BxV, state = model.step(logits_BxLxV[:, -1].argmax(-1), state)
+    >>> logits_BxLxV, state = model.prefill(tokens_BxL, model.init_state(2))  # decoding: a prompt in parallel
+    >>> logits_BxV, state = model.step(logits_BxLxV[:, -1].argmax(-1), state)  # then one token at a time
     >>> logits_BxV.shape
     (2, 100)
     """
@@ -488,13 +485,7 @@ def _unrolled_scan(blocks: list[Block]) -> Callable:
 
 
 def build_model(config: ConfigDict, *, rngs: nnx.Rngs) -> LanguageModel:
-    """Builds a model from `config.model` of any config file.
-
-    >>> from flash_lm.configs import base
-    >>> config = base.get_config().model
-    >>> config.update(family="retnet", vocab_size=100, num_layers=1, model_dim=32)
-    >>> build_model(config, rngs=nnx.Rngs(0)).config.num_heads
-    4
+    """Builds a model from `config.model` of any config file; `LanguageModel` has an example.
 
     Args:
         config: a ConfigDict with the schema of `model` in configs/base.py; if `causal` is open, it is True if the
