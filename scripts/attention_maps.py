@@ -2,7 +2,7 @@
 
     python scripts/attention_maps.py --workdir=runs/demo/flash --out=runs/demo/attention.png --tokens=256
 
-Mixed chunk attention has its local and its global part apart, AFT exp(w) beside its weights. Rows are queries.
+Mixed chunk attention is drawn as its local and its global term, AFT as exp(w) − 1 and its weights. Rows are queries.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def _from_one(one: AttentionMap) -> AttentionMap:
     if one.term != "exp(w)":
         return one
     seen = one.weights_BxHxLxL > 0
-    return dataclasses.replace(one, part="exp(w) − 1", weights_BxHxLxL=seen * (one.weights_BxHxLxL - 1))
+    return dataclasses.replace(one, term="exp(w) − 1", weights_BxHxLxL=seen * (one.weights_BxHxLxL - 1))
 
 
 def lines_of(maps: list[AttentionMap]) -> list[list[tuple[AttentionMap, int]]]:
