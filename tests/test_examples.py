@@ -20,10 +20,9 @@ MODULES = sorted(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, usual_promotion) -> pathlib.Path:
-    """A working directory with runs/mine, a small causal model of bytes, and llama, the same model as a Llama."""
+    """A working directory with runs/mine, a small causal model of bytes, and text, what it was trained on."""
     folder = tmp_path_factory.mktemp("examples")
     config = small_config(write_corpus(folder / "text"), folder / "cache")
-    config.model.norm = "rms"
     config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)
     train(config, folder / "runs" / "mine")
     return folder
