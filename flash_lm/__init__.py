@@ -30,7 +30,7 @@ __all__ = [
     "register_task",
 ]
 
-_PLACES = {
+_MODULES = {
     "LanguageModel": "flash_lm.models.language_model",
     "LoadedModel": "flash_lm.inference.api",
     "build_mixer": "flash_lm.models.mixer",
@@ -47,10 +47,10 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     """Imports a name on first use: JAX takes a second to import, and --help does not need it."""
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     fill()  # before a user's rows
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
