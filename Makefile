@@ -10,6 +10,8 @@ RUNS ?= runs/demo
 DEMO_STEPS ?= 240
 # Most of the tests' time is compilation, which keeps one core busy: so one process a core.
 PARALLEL := -n auto --dist loadgroup
+# COSTS=FILE writes what each test costs; tests/costs.py makes a table of it.
+COSTS ?=
 DEMO_FAMILIES := transformer_plus_plus flash_quad flash
 # Fewer page faults for the large buffers of a step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
@@ -46,10 +48,10 @@ demo: setup ## train, score and compare three small models on Python's own sourc
 	$(BIN)/python -m flash_lm.generate --workdir=$(RUNS)/flash --prompt="import " --max_tokens=60 --temperature=0.7
 
 test: setup ## run the tests, without the slow ones
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) $(COSTS:%=--costs=%) -m "not slow"
 
 test-all: setup ## run all tests
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) $(COSTS:%=--costs=%)
 
 lint: setup ## check style, types, and which rooms import which
 	$(BIN)/ruff check .

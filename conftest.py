@@ -1,6 +1,5 @@
 """Settings of all tests; they must stand before the first import of jax."""
 
-import collections
 import gc
 import importlib.util
 import itertools
@@ -19,6 +18,8 @@ _XLA_FLAGS = {
     # Nearly all the time of the tests is compilation, and half of that is LLVM's optimisation of code that runs once.
     "--xla_backend_optimization_level": "0",
     "--xla_llvm_disable_expensive_passes": "true",
+    # Threads that compile parts of a function at once cost CPU time, and the other core has its own tests.
+    "--xla_cpu_parallel_codegen_split_count": "1",
     # Half of the rest, and not in all versions. The demo, the benchmarks and all runs are compiled with them.
     "--xla_cpu_use_fusion_emitters": "false",
 }
@@ -52,12 +53,16 @@ from flash_lm.config import keys, registry  # noqa: E402
 # Tracing makes many small objects and little garbage: Python's usual intervals cost 6 % of the tests' CPU time.
 gc.freeze()
 gc.set_threshold(50_000, 20, 50)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+# To write and read a smaller function takes as long as to compile it.
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # So that silent broadcasting and silent widening cannot hide a mistake.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+pytest_plugins = ["costs"]
 
 
 # Nearly all the time of the matrix over the families is compilation. So `make test` compares each family with its
@@ -80,40 +85,9 @@ def pytest_collection_modifyitems(items):
         params = item.callspec.params if hasattr(item, "callspec") else {}
         family = params.get("family")
         if family and not _is_quick(item, family, params.get("causal", True)):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.slow("of a family, or a form of it, that is much like another"))
         # Models of a family are kept for the session of a process, so its tests run in the same one.
         item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
-
-
-_seconds: collections.Counter[str] = collections.Counter()  # CPU seconds of each family's tests
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    """Notes what a test of a family costs; its last report carries it out of a worker."""
-    item.begun = time.process_time()
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
-    if family and call.when == "teardown" and not item.get_closest_marker("representatives"):
-        report.user_properties.append(("family", (family, time.process_time() - item.begun)))
-    return report
-
-
-def pytest_runtest_logreport(report):
-    if report.when == "teardown":
-        _seconds.update({name: cost for key, (name, cost) in report.user_properties if key == "family"})
-
-
-def pytest_terminal_summary(terminalreporter):
-    """A family may cost `make test` 15 CPU seconds, and should cost 8."""
-    if _seconds:
-        costs = ", ".join(f"{family} {cost:.0f}" for family, cost in _seconds.most_common())
-        terminalreporter.write_line(f"CPU seconds of each family's tests: {costs}")
 
 
 _LOG = logging.getLogger("flash_lm")
