@@ -8,7 +8,6 @@ import mmap
 import os
 import pathlib
 import shutil
-import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
