@@ -46,6 +46,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from oracles.families import FAMILIES  # noqa: E402
+from small import allow_promotion  # noqa: E402
 
 from flash_lm.config import keys, registry  # noqa: E402
 
@@ -86,7 +87,8 @@ def pytest_collection_modifyitems(items):
         if family and not _is_quick(item, family, params.get("causal", True)):
             item.add_marker(pytest.mark.slow("of a family, or a form of it, that is much like another"))
         # Models of a family are kept for the session of a process, so its tests run in the same one.
-        item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
 
 
 _LOG = logging.getLogger("flash_lm")
@@ -129,11 +131,8 @@ def browser():
 @pytest.fixture(scope="module")
 def usual_promotion():
     """Optax mixes integers and floats, so the tests of training run under jax's usual promotion."""
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_numpy_rank_promotion", "raise")
+    with allow_promotion():
+        yield
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 
+import pytest
 from small import ROOT
 
+from flash_lm.cli.run import run
 from flash_lm.runs.jsonl import read_jsonl
-from studies.__main__ import _link_results
+from studies.__main__ import _link_results, main
 from studies.controls import design
 from studies.protocol.jobs import read_job_lines
 
@@ -24,21 +25,23 @@ def test_a_commit_finds_the_results_by_the_names_that_it_knows(tmp_path):
     assert not [path for path in folder.rglob("*") if path.name.endswith(str(os.getpid()))]
 
 
-def test_the_command_says_what_is_missing(tmp_path):
-    run = lambda *words: subprocess.run(
-        [sys.executable, "-m", "studies", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["studies", *words, *here])
+        with pytest.raises(SystemExit) as stop:
+            run(main)
+            sys.exit(0)
+        return stop.value.code, *capsys.readouterr()
+
     here = [f"--root={tmp_path / 'root'}", f"--queue={tmp_path / 'queue'}"]
-    done = run("next", "--hours=1", f"--data={tmp_path}", *here)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: no commit makes the runs yet: name one with python -m studies commit HEAD --data=…\n"
-    )
-    done = run("next", "--hours=0", f"--data={tmp_path}", *here)
-    assert done.returncode == 2 and "--hours: 0 must be a number of hours above 0" in done.stderr
-    done = run("commit", "no_such_name", f"--data={tmp_path}", *here)
-    assert done.returncode == 2 and "no_such_name" in done.stderr and done.stderr.startswith("error: git rev-parse")
-    done = run("status", *here)
-    assert done.returncode == 0 and "no commit is named yet" in done.stdout
-    assert "anchor_transformer_seed_0" in done.stdout and "too long to be queued" in done.stdout
+    code, _, err = call("next", "--hours=1", f"--data={tmp_path}")
+    assert code == 2
+    assert err == "error: no commit makes the runs yet: name one with python -m studies commit HEAD --data=…\n"
+    code, _, err = call("next", "--hours=0", f"--data={tmp_path}")
+    assert code == 2 and "--hours: 0 must be a number of hours above 0" in err
+    code, _, err = call("commit", "no_such_name", f"--data={tmp_path}")
+    assert code == 2 and "no_such_name" in err and err.startswith("error: git rev-parse")
+    code, out, _ = call("status")
+    assert code == 0 and "no commit is named yet" in out
+    assert "anchor_transformer_seed_0" in out and "too long to be queued" in out
     assert json.dumps(sorted(x.name for x in tmp_path.iterdir())) == "[]"  # nothing was written

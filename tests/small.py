@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
+import jax
 from ml_collections import ConfigDict
 
 from flash_lm.cli.load import packaged_configs
@@ -98,6 +99,16 @@ def check_permissions(folder: pathlib.Path, mask: int = 0o027) -> Iterator[None]
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
     assert len(modes) > 1
     assert modes == {path: (0o777 if path.is_dir() else 0o666) & ~mask for path in modes}
+
+
+@contextlib.contextmanager
+def allow_promotion() -> Iterator[None]:
+    """Allows jax's usual promotion of dtypes and ranks, in all threads."""
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def documents(corpus, split: str) -> list[str]:

@@ -12,6 +12,7 @@ declares the key --config.model.gau.heads; the part reads it from `config.model[
 import ctypes
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import typing
@@ -189,9 +190,12 @@ class Key(typing.NamedTuple):
         return _reference(self.about, self.default)
 
 
+_type_hints = functools.cache(typing.get_type_hints)  # Python parses each annotation again at every call
+
+
 def members(cls: type) -> dict[str, type]:
     """Names and types of a group's keys, groups and sections; sections are sorted, since the import order varies."""
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     # A group has the sections that are registered for it, in alphabetical order.
     fields = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "sections"}
     if not issubclass(cls, Group):

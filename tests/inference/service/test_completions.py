@@ -10,28 +10,16 @@ import openai
 import pytest
 
 from flash_lm.data.tokenizer import ByteTokenizer
-from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.completion_format import CompletionAsked, TokenizeAsked
 from flash_lm.inference.service.completions import BEGIN, END, Completions
 from flash_lm.inference.service.requests import TextAsked
 from flash_lm.inference.service.stop_strings import StopStringFilter
 from flash_lm.inference.token_scores import TokenScorer
-from inference.service.serving import gauge, random_model, service, wait_until
+from inference.service.serving import gauge, service, wait_until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 NAME = "a_text_run"
-
-
-@pytest.fixture(scope="module")
-def text():
-    with service("text") as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def generator(usual_promotion):
-    return Generator(random_model("text"))
 
 
 def complete(text, **asked):

@@ -10,17 +10,16 @@ import pytest
 from flash_lm.inference.service import connections, middleware
 from flash_lm.inference.service.app import build_app
 from flash_lm.inference.service.services import TextService
-from inference.service.serving import LIMITS, random_model, run_server, service, wait_until
+from inference.service.serving import LIMITS, random_model, run_server, wait_until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 HEAD = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 PAGE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
 
-@pytest.fixture(scope="module")
-def client():
-    with service("text") as client:
-        yield client
+@pytest.fixture
+def client(text):
+    return text
 
 
 @pytest.fixture
@@ -129,7 +128,7 @@ def test_many_refusals_are_delayed(client, monkeypatch):
     assert is_answered(client)
 
 
-def test_requests_are_checked_off_the_event_loop(monkeypatch):
+def test_requests_are_checked_off_the_event_loop(client, monkeypatch):
     threads, check = [], TextService.check
 
     def record_thread(self, asked):
@@ -137,9 +136,8 @@ def test_requests_are_checked_off_the_event_loop(monkeypatch):
         return check(self, asked)
 
     monkeypatch.setattr(TextService, "check", record_thread)
-    with service("text") as client:
-        assert is_answered(client)
-        assert threads and not {thread.name for thread in threads} & {client.server.thread.name}
+    assert is_answered(client)
+    assert threads and not {thread.name for thread in threads} & {client.server.thread.name}
 
 
 def test_further_host_names():

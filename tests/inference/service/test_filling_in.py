@@ -19,12 +19,6 @@ from inference.service.serving import LIMITS, raise_error, random_model, service
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
-@pytest.fixture(scope="module")
-def fill_in():
-    with service("fill_in") as client:
-        yield client
-
-
 def test_filled_masks_equal_those_of_the_command(fill_in):
     """Also for requests that share a batch, with other numbers of candidates."""
     filler = Filler(random_model("fill_in"))

@@ -1,6 +1,7 @@
 """Delays of refusals, and their cost for other requests."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,8 +17,9 @@ def waits(monkeypatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         delays.append(seconds)
 
-    monkeypatch.setattr(middleware.asyncio, "sleep", sleep)
-    monkeypatch.setattr(middleware.time, "monotonic", lambda: 100.0)
+    # For this module alone: the services of other tests keep their clock.
+    monkeypatch.setattr(middleware, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(middleware, "time", SimpleNamespace(monotonic=lambda: 100.0))
     return delays
 
 

@@ -36,19 +36,18 @@ def shot(page, name: str) -> None:
         page.screenshot(path=str(pathlib.Path(folder) / f"{name}.png"), full_page=True)
 
 
-def test_a_text_is_streamed(page):
+def test_a_text_is_streamed(page, text):
     """With the keyboard alone: type, Ctrl + Enter."""
-    with service("text") as client:
-        page.goto(client.server.url)
-        expect(page.locator("#model")).to_contain_text("a_text_run · flash on text · step 7")
-        page.keyboard.type("the cat 猫 ")
-        page.keyboard.press("Control+Enter")
-        expect(page.locator("#status")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · state .*B · "))
-        body = {"prompt": "the cat 猫 ", "max_tokens": 32, "temperature": 0.8}
-        alone = client.post("/api/generate", json=body).json()
-        assert page.locator("#answer .text").inner_text() == "the cat 猫 " + alone["text"].rstrip("\n")
-        assert fits(page) and not page.wrong
-        shot(page, "text_phone_dark")
+    page.goto(text.server.url)
+    expect(page.locator("#model")).to_contain_text("a_text_run · flash on text · step 7")
+    page.keyboard.type("the cat 猫 ")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · state .*B · "))
+    body = {"prompt": "the cat 猫 ", "max_tokens": 32, "temperature": 0.8}
+    alone = text.post("/api/generate", json=body).json()
+    assert page.locator("#answer .text").inner_text() == "the cat 猫 " + alone["text"].rstrip("\n")
+    assert fits(page) and not page.wrong
+    shot(page, "text_phone_dark")
 
 
 @pytest.mark.slow
@@ -87,23 +86,22 @@ def test_stop_frees_the_row(page):
 
 
 @pytest.mark.slow
-def test_errors_are_shown_and_empty_fields_are_left_to_the_service(page):
-    with service("text") as client:
-        page.goto(client.server.url)
-        page.locator("#prompt").fill("a")
-        page.locator("#max_tokens").evaluate("field => { field.value = 999 }")
-        page.keyboard.press("Control+Enter")
-        expect(page.locator("#max_tokens")).to_be_visible()
-        expect(page.locator("#max_tokens")).to_be_focused()
-        assert gauge(client, "running_rows") == 0 and page.locator("#answer").inner_text() == ""
-        for field in ("#max_tokens", "#temperature"):
-            page.locator(field).fill("")
-        page.get_by_role("button", name="Continue").click()
-        expect(page.locator("#status")).to_contain_text(" · state ")
-        expect(page.get_by_role("button", name="Continue")).to_have_attribute("aria-disabled", "false")
-        alone = client.post("/api/generate", json={"prompt": "a"}).json()
-        assert page.locator("#answer .text").inner_text() == "a" + alone["text"].rstrip("\n")
-        assert not page.wrong
+def test_errors_are_shown_and_empty_fields_are_left_to_the_service(page, text):
+    page.goto(text.server.url)
+    page.locator("#prompt").fill("a")
+    page.locator("#max_tokens").evaluate("field => { field.value = 999 }")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#max_tokens")).to_be_visible()
+    expect(page.locator("#max_tokens")).to_be_focused()
+    assert gauge(text, "running_rows") == 0 and page.locator("#answer").inner_text() == ""
+    for field in ("#max_tokens", "#temperature"):
+        page.locator(field).fill("")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator("#status")).to_contain_text(" · state ")
+    expect(page.get_by_role("button", name="Continue")).to_have_attribute("aria-disabled", "false")
+    alone = text.post("/api/generate", json={"prompt": "a"}).json()
+    assert page.locator("#answer .text").inner_text() == "a" + alone["text"].rstrip("\n")
+    assert not page.wrong
 
 
 @pytest.mark.slow
@@ -175,37 +173,35 @@ def test_labels_of_a_pair_on_a_phone(browser):
     page.close()
 
 
-def test_the_description_of_the_api_needs_no_network(page):
+def test_the_description_of_the_api_needs_no_network(page, text):
     """It is drawn from the service's OpenAPI description, and loads nothing from other hosts."""
-    with service("text") as client:
-        asked = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(f"{client.server.url}/docs")
-        expect(page.locator("#paths section").first).to_be_visible()
-        shot(page, "docs")
-        paths = page.locator("#paths").inner_text()
-        assert all(
-            x in paths
-            for x in (
-                "POST /api/generate",
-                "repetition_penalty",
-                "penalty of tokens that are already in the text",
-                "503",
-            )
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{text.server.url}/docs")
+    expect(page.locator("#paths section").first).to_be_visible()
+    shot(page, "docs")
+    paths = page.locator("#paths").inner_text()
+    assert all(
+        x in paths
+        for x in (
+            "POST /api/generate",
+            "repetition_penalty",
+            "penalty of tokens that are already in the text",
+            "503",
         )
-        assert asked and all(url.startswith(client.server.url) for url in asked)
+    )
+    assert asked and all(url.startswith(text.server.url) for url in asked)
     assert fits(page) and not page.wrong
 
 
-def test_defaults_are_shown_without_empty_elements(page):
-    with service("text") as client:
-        page.goto(client.server.url)
-        expect(page.locator("#model")).to_contain_text("a_text_run")
-        expect(page.locator(".answer")).to_be_hidden()
-        page.locator("#more summary").click()
-        assert page.locator("#top_p").get_attribute("placeholder") == "default: 1"
-        page.locator("#prompt").fill("the cat")
-        page.locator("#go").click()
-        expect(page.locator(".answer")).to_be_visible()
-        shot(page, "answered")
+def test_defaults_are_shown_without_empty_elements(page, text):
+    page.goto(text.server.url)
+    expect(page.locator("#model")).to_contain_text("a_text_run")
+    expect(page.locator(".answer")).to_be_hidden()
+    page.locator("#more summary").click()
+    assert page.locator("#top_p").get_attribute("placeholder") == "default: 1"
+    page.locator("#prompt").fill("the cat")
+    page.locator("#go").click()
+    expect(page.locator(".answer")).to_be_visible()
+    shot(page, "answered")
     assert not page.wrong

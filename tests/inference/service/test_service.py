@@ -15,7 +15,6 @@ from small import command, finish, small_config, write_corpus
 
 from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
 from flash_lm.inference.couplets import CoupletWriter
-from flash_lm.inference.generation import Generator
 from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling
 from flash_lm.inference.service.metrics import Metrics
@@ -25,24 +24,6 @@ from flash_lm.training.train_loop import train
 from inference.service.serving import CHARACTERS, LIMITS, gauge, raise_error, random_model, service, wait_until
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
-
-
-@pytest.fixture(scope="module")
-def text():
-    with service("text") as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def couplets():
-    with service("couplets") as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def fill_in():
-    with service("fill_in") as client:
-        yield client
 
 
 ENDLESS = 2**20  # tokens: they take minutes, even with so small a model
@@ -55,9 +36,9 @@ def events(lines) -> list[tuple[str, dict]]:
     return [(block["event"], json.loads(block["data"])) for block in fields]
 
 
-def test_many_clients_get_the_answers_of_single_requests(text):
+def test_many_clients_get_the_answers_of_single_requests(text, generator):
     """200 requests from 16 clients through four rows: none is lost or mixed up."""
-    draw, generator = random.Random(0), Generator(random_model("text"))
+    draw = random.Random(0)
     asked = [
         {
             "prompt": "".join(draw.choices("abc 猫é", k=draw.randint(1, 12))),
@@ -280,9 +261,8 @@ def test_a_model_that_always_fails_is_reported(monkeypatch, step):
 
 
 @pytest.mark.parametrize("step", ["join", pytest.param("advance", marks=pytest.mark.slow)])
-def test_a_failed_step_ends_only_its_rows(monkeypatch, step):
+def test_a_failed_step_ends_only_its_rows(generator, monkeypatch, step):
     """Waiting requests and later ones are answered as usual."""
-    generator = Generator(random_model("text"))
     expected = [generator.generate([prompt], 6, Sampling(temperature=0))[0].text for prompt in "abcdefgh"]
     with service("text", rows=2) as client:
         ask = lambda prompt: client.post("/api/generate", json={"prompt": prompt, "max_tokens": 6, "temperature": 0})
