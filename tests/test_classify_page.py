@@ -13,7 +13,7 @@ from small import ROOT, override_flags, small_config
 
 from flash_lm.runs.jsonl import read_jsonl
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("starts six processes, two of which train")
 # Keys of the page that stay; all others are those of small models.
 KEPT = ("task", "model.family", "data.corpus", "data.path", "data.tokenizer", "data.vocab_size", "train.steps")
 

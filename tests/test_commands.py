@@ -138,7 +138,7 @@ def test_evaluating_a_missing_run(tmp_path, monkeypatch, capsys):
     assert "config.json is damaged" in line
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_evaluating_a_split_or_a_length_that_does_not_exist(words, tmp_path, monkeypatch, capsys):
     workdir = tmp_path / "run"
     argv = ["--config=configs/quickstart.py", f"--workdir={workdir}", *words, "--config.train.steps=3"]

@@ -41,7 +41,7 @@ def entries(folder):
     return {path: path.read_bytes() for path in folder.rglob("*-cache")}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts two processes that train")
 def test_a_second_run_compiles_nothing_and_has_the_same_numbers(train, tmp_path):
     # Which programs are worth keeping would otherwise depend on the load of the machine.
     train = functools.partial(train, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
@@ -64,19 +64,19 @@ def test_a_second_run_compiles_nothing_and_has_the_same_numbers(train, tmp_path)
     assert numbers(anew) == numbers(first) and not entries(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a process that trains")
 def test_a_folder_that_the_user_has_set_stays(train, tmp_path):
     train(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine"), JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
     assert entries(tmp_path / "mine") and entries(tmp_path) == entries(tmp_path / "mine")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a process that trains")
 def test_a_home_that_cannot_be_written_is_reported(train, tmp_path):
     _, said = train(tmp_path, HOME="/dev/null")
     assert "compiled programs are not cached: /dev/null/.cache/flash_lm/compiled: Not a directory" in said
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a process that trains")
 def test_the_first_step_is_logged_once(train, tmp_path):
     """It is measured from the start of the process, and includes imports."""
     begun = time.monotonic()

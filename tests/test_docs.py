@@ -140,7 +140,10 @@ def test_anchors_of_links_exist(page):
 
 
 # tests/layers/test_mixer.py tests the code of layers.md; it and this test are in `make test-all`.
-RUN = [pytest.param(page, marks=pytest.mark.slow if page.name == "layers.md" else ()) for page in PAGES]
+RUN = [
+    pytest.param(page, marks=pytest.mark.slow("builds a layer of each family") if page.name == "layers.md" else ())
+    for page in PAGES
+]
 
 
 @pytest.mark.parametrize("page", RUN, ids=IDS)
@@ -182,7 +185,12 @@ def test_the_table_of_mixers_is_current():
 @pytest.mark.representatives("aft_simple")
 @pytest.mark.parametrize(
     "family",
-    [name if name in ("flash", "reformer") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+    [
+        name
+        if name in ("flash", "reformer")
+        else pytest.param(name, marks=pytest.mark.slow("draws another picture with the same code"))
+        for name in FAMILIES
+    ],
 )
 def test_a_picture_is_current(family):
     picture = (ROOT / "docs" / "families" / "pictures" / f"{family}.svg").read_text()

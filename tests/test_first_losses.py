@@ -19,7 +19,11 @@ def test_each_run_has_golden_losses():
 
 @pytest.mark.usefixtures("usual_promotion")
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in cells()]
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow("compiles a step of one more run"))
+        for name in cells()
+    ],
 )
 def test_first_losses(name):
     assert first_losses(cells()[name]) == pytest.approx(LOSSES.get(name), abs=1e-5), WRITE

@@ -69,7 +69,7 @@ def test_a_config_is_good_or_its_errors_are_reported(words, config):
     check(words, config)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("checks thousands of configs")
 def test_thousands_of_them():
     seen = []
 

@@ -73,7 +73,7 @@ def test_the_package_imports_on_demand():
         "flash_lm.config.registry",
         "flash_lm.families.aft",
         *(
-            pytest.param(f"flash_lm.{x}", marks=pytest.mark.slow)
+            pytest.param(f"flash_lm.{x}", marks=pytest.mark.slow("starts one more process"))
             for x in ("data.tasks", "models.output_heads", "config.keys", "extend")
         ),
     ],

@@ -43,7 +43,7 @@ def settings(tmp_path: pathlib.Path) -> dict:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.slow("runs a whole notebook")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)

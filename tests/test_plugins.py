@@ -118,7 +118,7 @@ def run(tmp_path_factory) -> pathlib.Path:
     return folder / "run"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_a_run_knows_its_plugins(run):
     values = json.loads((run / "config.json").read_text())
     assert values["plugins"] == ["outside"] and values["model"]["powers"] == {"power": 3}

@@ -12,7 +12,7 @@ from flash_lm.training.train_loop import train
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_attention_maps_of_a_run(tmp_path, capsys):
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
     config.model.update(pattern=("flash", "aft_local"), num_layers=2)

@@ -72,7 +72,7 @@ def test_a_wrong_key_or_value_ends_the_sweep(grid, message):
         grid_runs(one_device(quickstart.get_config()), grid)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains four runs")
 def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     """Each equals, up to rounding, an uninterrupted run with its schedule: a constant rate compiles differently."""
     monkeypatch.setattr(decays, "BUDGETS", (10, 20))
@@ -132,7 +132,7 @@ def test_a_run_is_done_when_all_lengths_are_scored(tmp_path):
     assert grid.is_done(tmp_path, "test", 3, [16, 32]) and not grid.is_done(tmp_path, "test", 4, [16])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains several runs")
 def test_a_study_continues_where_it_stopped(config, tmp_path, monkeypatch, capsys):
     runs = {f"chunk_{n}": {"model.chunks.size": n} for n in (8, 16)}
     # Before the first run, after its three steps, at its end; before the second run, and after its first step.
@@ -160,7 +160,7 @@ def test_a_study_continues_where_it_stopped(config, tmp_path, monkeypatch, capsy
     assert steps == [1, 2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains several runs")
 def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "evaluate", lambda folder, split, lengths: [{"split": split, "step": 3}])
     runs = {"chunk_8": {"model.chunks.size": 8}}
@@ -185,7 +185,7 @@ def test_a_run_that_fails_does_not_stop_the_others(config, tmp_path, monkeypatch
     assert (tmp_path / "chunk_16" / "results.jsonl").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains several runs")
 def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
     out = tmp_path / "sweep"
     grid = ["--grid=model.chunks.local_attention=true,false", "--grid=model.chunks.global_attention=true,false"]

@@ -140,7 +140,7 @@ def test_counts_may_have_a_factor():
             count(word)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains the runs of a search")
 def test_a_search_trains_its_runs(tmp_path, capsys):
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path)
     words = ["--tune=train.learning_rate", "--budget=10240", "--grid=model.family=transformer,linear_transformer"]

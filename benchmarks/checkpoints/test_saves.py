@@ -8,7 +8,7 @@ from flash_lm.runs.jsonl import read_jsonl
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains and saves")
 def test_what_a_save_costs(tmp_path):
     out = tmp_path / "saves.jsonl"
     words = ["--config=configs/tiny.py", "--config.data.vocab_size=300", "--config.data.tokens_per_batch=4096"]

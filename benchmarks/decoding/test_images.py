@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("times three ways to decode")
 def test_images_a_second(tmp_path, monkeypatch, capsys):
     """Each method and batch; large batches are not recomputed."""
     out = tmp_path / "out"

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("times several models")
 def test_decoding_by_context(tmp_path, monkeypatch, capsys):
     """The Transformer++ is also measured with recomputation; states that do not fit have no time."""
     out = tmp_path / "out"

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("times kernels")
 def test_kernels_against_xlas_versions(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "PRODUCT", 64)
     sizes = ["--config.model.gau.shared_dim=8", "--config.model.chunks.size=8", "--config.data.vocab_size=300", *SMALL]
@@ -27,7 +27,7 @@ def test_kernels_against_xlas_versions(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "out" / "table.md").read_text().strip() in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles kernels")
 @pytest.mark.parametrize(("wrong", "message"), [(1.1, "0.1"), (float("nan"), "nan")])
 def test_a_kernel_that_differs_is_not_timed(tmp_path, monkeypatch, wrong, message):
     """Changes the sums that only derivatives need; figures of an earlier run do not remain."""

@@ -26,7 +26,9 @@ def config_with(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("task", ["causal_lm", pytest.param("masked_lm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "task", ["causal_lm", pytest.param("masked_lm", marks=pytest.mark.slow("another task: the same code"))]
+)
 def test_it_trains_on_its_tokens(config_with, task):
     step = BareStep(config_with({"task": task, "train.warmup_steps": 0}))
     step.start()

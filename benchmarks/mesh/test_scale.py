@@ -7,7 +7,7 @@ from benchmarks.mesh import scale
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles steps for several meshes")
 def test_what_a_step_asks_of_each_device(monkeypatch):
     """A state sharded over eight devices takes an eighth of the bytes; a replicated one sums gradients."""
     monkeypatch.setitem(scale.SIZES, "tiny", (2, 64, 4))

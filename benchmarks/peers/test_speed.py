@@ -31,7 +31,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     """A peer that has other parameters, cannot be built, or dies gets a line, and the others continue."""
     out = tmp_path / "out"

@@ -12,7 +12,7 @@ from flash_lm.training.train_loop import train
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run and starts processes")
 def test_a_service_under_load(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")

@@ -9,7 +9,7 @@ from flash_lm.runs.jsonl import read_jsonl
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes that train")
 def test_the_first_minute(tmp_path, monkeypatch, capsys):
     """Each round begins with an empty home, and the user's home is left alone."""
     out = tmp_path / "out.jsonl"

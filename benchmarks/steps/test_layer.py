@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("times layers of several lengths")
 def test_time_of_a_layer_by_length(tmp_path, capsys):
     out = tmp_path / "new" / "out"
     families = ["longformer", "longformer+window.size=4"]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a step of each cell")
 def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
     """One line per cell; a cell that does not fit gets a line, and the others continue."""
     out = tmp_path / "out"
@@ -48,7 +48,7 @@ def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a step of each cell")
 def test_a_family_with_and_without_other_keys(tmp_path, monkeypatch, capsys):
     """No further length is started after the time limit."""
     out = tmp_path / "out"
@@ -96,7 +96,7 @@ def test_step_times_of_nonsense_end_before_anything_is_measured(tmp_path, word, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a process")
 def test_the_step_benchmark_needs_no_more_than_some_gpu_machines_have():
     """Without the packages of data, checkpoints and logs."""
     missing = ("orbax", "grain", "datasets", "sentencepiece", "tensorboardX", "tqdm")

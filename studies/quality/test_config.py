@@ -67,7 +67,7 @@ def zero_sublayers(model):
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds and runs two models of each part")
 @pytest.mark.parametrize("name", STARTS)
 def test_only_what_adds_little_by_itself_starts_as_it_is(name):
     changes = STARTS[name]

@@ -56,7 +56,7 @@ def parts(**options):
     return [Part("first", MODELS, {}, seeds=(0, 1), steps=20, **options)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains several runs")
 def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
     trunks = list_trunks(make_config_in(tmp_path), parts(shares=(0.5, 1.0), lengths=(64, 128), slices=("positions",)))
     out, runs = tmp_path / "out", tmp_path / "runs"
@@ -107,7 +107,7 @@ def test_a_trunk_and_its_decays_are_scored_and_removed(tmp_path):
         run_trunks(trunks[:1], job_folder)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains several runs")
 @pytest.mark.parametrize("stop", [5, 17])
 def test_a_stopped_trunk_goes_on(tmp_path, stop):
     """The stop may save further checkpoints than those that decays branch off."""

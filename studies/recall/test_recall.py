@@ -54,7 +54,7 @@ def test_the_config_of_the_page_is_of_todays_defaults():
     assert apply_changes <= sizes | {"short_convolution"} and config.short_convolution
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains the runs of a study")
 def test_a_study_goes_on_where_it_stopped(tmp_path):
     models = list_models(small(), ("linear_transformer+short_convolution=2",), (8,))
     out, runs = tmp_path / "out", tmp_path / "runs"
@@ -83,7 +83,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
         study(other, bool)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a step of each model")
 def test_times_are_of_each_model():
     lines = time_decoding(list_models(small(), ("aft_simple",), (8, 16)), rounds=1)
     assert [(line["model"], line["width"], line["context"]) for line in lines] == [
@@ -120,7 +120,7 @@ def test_the_summary_is_of_the_best_rate(tmp_path):
     assert (tmp_path / "recall.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds each model")
 def test_the_presets_models_can_be_built():
     measured = mqar_as_measured
     names = {model.name for model in list_models(measured.get_config(), measured.MODELS, measured.WIDTHS)}

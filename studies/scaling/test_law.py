@@ -24,7 +24,14 @@ def test_exact_runs_give_the_exact_law():
     assert np.isclose(law.exponent, 0.37 / 0.72, atol=1e-3)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.slow("another seed")),
+        pytest.param(2, marks=pytest.mark.slow("another seed")),
+    ],
+)
 def test_noisy_runs_have_the_law_within_their_intervals(seed):
     """A loss of ±0.3 %: the fitted exponent is within 0.05 of the true one, and the intervals contain the truth."""
     fitted = fit(*runs(0.003, seed), samples=50)

@@ -126,7 +126,7 @@ def test_recorded_runs_are_of_the_config_that_their_command_names(study, name, c
     assert len([line for job in jobs for line in job_folder.lines(job)]) == len(lines) == len(jobs) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains the runs of a study")
 @pytest.mark.usefixtures("usual_promotion")
 def test_the_study_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     script, out = seq2seq_program, tmp_path / "out"

@@ -68,7 +68,7 @@ def test_a_folder_is_a_data_set_or_text_by_its_files(tmp_path):
     assert set_corpus(config, f"{tmp_path}/books/*.txt").data.corpus == "text"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains the runs of a table")
 def test_a_table_is_reproduced_and_continues_after_a_stop(config, tmp_path, capsys):
     out = tmp_path / "out"
     sizes = {"model.num_layers": 1, "model.model_dim": 16, "train.steps": 2, "train.warmup_steps": 0}

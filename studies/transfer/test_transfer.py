@@ -163,7 +163,7 @@ def test_what_depends_on_a_pretraining_that_fails_has_lines_too(quick, tmp_path)
     assert "2 seeds failed" in write_transfer("A study", rules, (0.5, 1.0), out)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains the runs of a study")
 def test_the_full_study_of_a_small_model(tmp_path):
     grid, out, runs = study_in(tmp_path, seeds=(0,)), tmp_path / "out", tmp_path / "runs"
     assert run_transfer(grid, JobFolder(out, runs, bool)) == []

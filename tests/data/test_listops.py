@@ -83,7 +83,7 @@ def test_rows_differ_and_are_deterministic():
     assert " ".join(make_corpus().splits["test"].tree(4)[0]) == texts[64]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("draws thousands of long trees")
 def test_the_published_settings_have_the_published_statistics():
     """500 to 2000 symbols: the most frequent value has 17.4 % of the trees; half have less than 992 symbols."""
     trees = make_corpus(2048, longer_than=500, shorter_than=2000, train=2000).splits["train"]

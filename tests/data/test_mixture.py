@@ -132,7 +132,7 @@ def test_a_mixture_is_the_text_of_its_parts(config):
         assert len(actual) == start
 
 
-@pytest.mark.slow
+@pytest.mark.slow("draws fifty batches of text")
 def test_batches_of_text_have_the_shares(config):
     experiment = build_experiment(parse(config))
     batches = experiment.training_batches(single_host_share(8))
@@ -144,7 +144,7 @@ def test_batches_of_text_have_the_shares(config):
     assert all(abs(letters[name] - 400 * share) < 2 for name, share in zip("abc", SHARES, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run, stops it and resumes it")
 def test_a_run_resumes_and_scores_each_part(config, tmp_path):
     train(config, tmp_path / "uninterrupted")
     steps = iter([False] * 4 + [True])
@@ -167,7 +167,7 @@ def test_a_run_resumes_and_scores_each_part(config, tmp_path):
         train(apply_changes(config, {"data.mixture": config.data.mixture[:2]}), tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_masked_models_learn_from_mixtures(config, tmp_path):
     train(apply_changes(config, {"task": "masked_lm", "data.masking.rate": 0.3}), tmp_path / "run")
     line = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
@@ -205,7 +205,7 @@ def test_a_part_without_text_is_named(config, tmp_path):
         load_splits(parse(apply_changes(config, {"data.mixture": missing})).data)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_paths_with_the_same_name_stay_separate(config, tmp_path):
     other = write_corpus(tmp_path / "more" / "a")
     mixture = ((str(tmp_path / "a"), 1), (str(tmp_path / "more" / "a"), 1))

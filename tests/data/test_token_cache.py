@@ -79,7 +79,9 @@ def test_a_failure_leaves_nothing(config, monkeypatch):
     assert load_tokenized(config).splits
 
 
-@pytest.mark.parametrize("damage", ["cut", *(pytest.param(x, marks=pytest.mark.slow) for x in ("emptied", "gone"))])
+@pytest.mark.parametrize(
+    "damage", ["cut", *(pytest.param(x, marks=pytest.mark.slow("another kind of damage")) for x in ("emptied", "gone"))]
+)
 @pytest.mark.parametrize("name", ["train.tokens", "validation.starts.npy", "info.json", "tokenizer"])
 def test_a_damaged_cache_is_made_again(config, tmp_path, caplog, damage, name):
     config = dataclasses.replace(config, tokenizer="sentencepiece", vocab_size=300)
@@ -126,7 +128,7 @@ def start_loading(path, cache, tokenizer: str) -> subprocess.Popen:
     return process
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes")
 def test_processes_that_build_a_cache_at_the_same_time_agree(tmp_path):
     path = write_corpus(tmp_path / "corpus", documents=60, lines=200)
     processes = [start_loading(path, tmp_path / "cache", "sentencepiece") for _ in range(3)]
@@ -137,7 +139,7 @@ def test_processes_that_build_a_cache_at_the_same_time_agree(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 2  # a tokenizer and a corpus, and no partial files
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts processes with large texts")
 @pytest.mark.parametrize(("tokenizer", "megabytes"), [("bytes", 200), ("sentencepiece", 30)])
 def test_one_document_on_one_line_is_tokenized_in_bounded_memory(tmp_path, tokenizer, megabytes):
     draw = np.random.default_rng(0)
@@ -153,7 +155,7 @@ def test_one_document_on_one_line_is_tokenized_in_bounded_memory(tmp_path, token
     assert used < 500  # megabytes, of which 200 train a tokenizer
 
 
-@pytest.mark.slow
+@pytest.mark.slow("tokenizes a hundred thousand documents")
 def test_a_hundred_thousand_documents_of_one_token(config, tmp_path):
     rows = "".join(json.dumps({"text": letter}) + "\n" for letter in "abcde" * 20_000)
     (tmp_path / "rows.jsonl").write_text(rows)

@@ -148,7 +148,7 @@ def test_enough_beams_find_the_best_of_all_answers():
     assert_hypotheses(beams[:5], answers[:5])
 
 
-@pytest.mark.parametrize("shape", [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 1)])
+@pytest.mark.parametrize("shape", [pytest.param((1, 1, 1), marks=pytest.mark.slow("the usual mesh")), (2, 2, 1)])
 def test_answers_to_a_source(shape):
     """The memory of each prompt follows its beams; the batch is padded over four devices."""
     beams = test_conditioning.encoder_engine("gau", shape).search(PROMPTS, BeamSearch(WIDE), MAX_TOKENS)

@@ -100,7 +100,12 @@ def greedy_with_source(name: str, row: int) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("transformer", marks=pytest.mark.slow), "gau", pytest.param("linear", marks=pytest.mark.slow)]
+    "name",
+    [
+        pytest.param("transformer", marks=pytest.mark.slow("another kind of attention to the source")),
+        "gau",
+        pytest.param("linear", marks=pytest.mark.slow("another kind of attention to the source")),
+    ],
 )
 def test_a_prompt_is_a_source(name):
     one = encoder_engine(name)

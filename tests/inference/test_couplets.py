@@ -18,7 +18,10 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.training.train_loop import train
 
 # The fixture trains a model until it has learned the answers.
-pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.usefixtures("usual_promotion"),
+    pytest.mark.slow("trains a model until it has learned the answers"),
+]
 OTHER = dict(zip("春夏東南山", "秋冬西北水", strict=True))
 
 

@@ -16,7 +16,9 @@ def bytes_in_memory() -> int:
     return sum(x.nbytes for x in jax.live_arrays())
 
 
-@pytest.mark.parametrize("family", ["flash", pytest.param("performer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["flash", pytest.param("performer", marks=pytest.mark.slow("another family: the same code"))]
+)
 def test_split_parameters_replace_the_stack(family):
     model = ModelFunction(case(family, True).config, seed=0)
     before = bytes_in_memory()

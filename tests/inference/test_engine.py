@@ -186,7 +186,7 @@ def test_the_penalty_is_for_tokens_of_prompt_and_output():
     assert new.tokens_BxT[0, : new.lengths_B[0]].tolist() == expected
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 1, 2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 1, 2), marks=pytest.mark.slow("another mesh"))], ids=str)
 @pytest.mark.parametrize("family", ["flash", "transformer_plus_plus"])
 def test_sharded(family, shape):
     """Parameters sharded by the usual rules; the batch is sharded, and padded to a multiple of the devices."""

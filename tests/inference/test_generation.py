@@ -72,7 +72,9 @@ def masked_model(masked_run):
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((1, 2, 4), "bfloat16"), pytest.param((2, 2, 2), None, marks=pytest.mark.slow)], ids=str
+    ("shape", "dtype"),
+    [((1, 2, 4), "bfloat16"), pytest.param((2, 2, 2), None, marks=pytest.mark.slow("another mesh"))],
+    ids=str,
 )
 def test_parameters_equal_those_of_the_newest_checkpoint(causal, generator, shape, dtype):
     """On any mesh, in both precisions; the model was trained on a (2, 2, 2) mesh."""
@@ -196,7 +198,7 @@ def test_positions_that_end(generator, monkeypatch):
         generator.stream("a" * 10, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_a_prompt_longer_than_the_positions(tmp_path):
     _, workdir = train_model(tmp_path, **{"model.family": "transformer", "train.steps": 3})
     short = Generator(load_model(workdir))
@@ -206,7 +208,7 @@ def test_a_prompt_longer_than_the_positions(tmp_path):
         short.generate(["the"], 29)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a masked model")
 def test_filling_in(masked_model):
     filler, text = Filler(masked_model), "the cat [MASK]ees the [MASK]og"
     (actual,) = filler([text])
@@ -273,7 +275,7 @@ def test_the_command(generator, causal, tmp_path, monkeypatch, capsys):
     assert out == f"log-probability {sum(scored.log_probs):.4f} nats\n"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a search")
 def test_the_command_searches(generator, causal, monkeypatch, capsys):
     say = lambda *argv: command(
         [f"--workdir={causal[1]}", "--prompt=the", "--max_tokens=5", *argv], monkeypatch, capsys

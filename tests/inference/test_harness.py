@@ -34,7 +34,10 @@ def requests(*arguments):
     return [types.SimpleNamespace(args=one) for one in arguments]
 
 
-@pytest.fixture(scope="module", params=["flash", pytest.param("linear_transformer", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["flash", pytest.param("linear_transformer", marks=pytest.mark.slow("another family: the same code"))],
+)
 def trained_model(request):
     return random_model("text", request.param)
 
@@ -147,7 +150,7 @@ def run(tmp_path_factory, usual_promotion):
     return folder / "run"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_bits_per_byte_equal_those_of_evaluate(run, tmp_path):
     """Evaluate also counts the end of each document; without it the scores are equal, window by window."""
     trained_model = flash_lm.load(run)
@@ -167,7 +170,7 @@ def test_bits_per_byte_equal_those_of_evaluate(run, tmp_path):
     assert ours["bits_per_byte"] == pytest.approx(nll / math.log(2) / sum(len(x.encode()) for x in texts), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_the_command_runs_the_tasks_offline(run, tmp_path):
     words = [f"--workdir={run}", f"--include={ROOT}/configs/harness", f"--out={tmp_path}/out.jsonl"]
     out, _ = finish(command("flash_lm.harness", *words, "--tasks=own_text,minimal_pairs,next_words"))
@@ -199,7 +202,7 @@ def test_bad_tasks_are_reported(run, tmp_path, monkeypatch, capsys):
             harness.main([f"--workdir={run}", "--tasks=own_text", f"--include={tmp_path}"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a service")
 def test_the_service_and_the_adapter_give_equal_results():
     with service("text") as text:
         _compare(text)

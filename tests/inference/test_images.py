@@ -13,7 +13,7 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.training.train_loop import train
 
 # The decode loop is the one for text.
-pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow("trains a model of images")]
 LINES, WIDTH = 4, 3
 
 

@@ -163,7 +163,7 @@ def test_other_tokens_without_an_embedding_are_named(add, message, copied_foreig
         flash_lm.import_hf(copied_foreign, tmp_path / "ours")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_a_foreign_model_is_fine_tuned_and_evaluated(imported_model, tmp_path):
     corpus = write_corpus(tmp_path)
     words = ("corpus=text", f"path={corpus}", f"cache_dir={tmp_path}")
@@ -352,7 +352,7 @@ def test_a_tokenizer_that_loses_text_is_refused():
         HuggingFaceTokenizer.of(json.loads(words.to_str()), 0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles for another mesh")
 def test_shared_keys_survive_the_mesh(llama, tmp_path):
     """Two key heads on a mesh whose tensor axis has four devices."""
     out = flash_lm.import_hf(llama, tmp_path / "in")

@@ -54,14 +54,14 @@ def test_each_request_gets_the_answer_of_a_single_request(family):
     assert batch.free == batch.rows == 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles an engine of its own")
 def test_other_rows_do_not_matter():
     batch = RunningBatch(engine("flash"), 2, CAPACITY)
     (first,) = serve(batch, REQUESTS[1:2], at_a_time=3)
     assert serve(batch, REQUESTS, at_a_time=3)[1] == first
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles for another mesh")
 def test_rows_over_devices():
     """Rounded up to a multiple of the devices."""
     batch = RunningBatch(engine("flash", (2, 2, 2)), 3, CAPACITY)
@@ -80,7 +80,7 @@ def test_requests_compile_nothing_after_the_first_ones(family):
     assert [function._cache_size() for function in compiled] == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles an engine of its own")
 def test_samples_of_one_prompt_equal_those_of_one_call():
     """The prompt is prefilled once."""
     batch, sampling = RunningBatch(engine("flash"), 4, CAPACITY), Sampling(temperature=1.5)

@@ -55,7 +55,13 @@ def expected_logits(trained, row, positions):
     return np.asarray(logits[0])[positions]
 
 
-@pytest.mark.parametrize("family", ["flash", *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "flash",
+        *(pytest.param(x, marks=pytest.mark.slow("another family: the same code, in another process")) for x in SLOW),
+    ],
+)
 def test_another_process_gets_the_same_logits(family, tmp_path):
     trained = trained_model(tmp_path / "mine", family)
     rows = np.random.default_rng(0).integers(3, 100, (2, 21)).astype(np.int32)
@@ -69,7 +75,7 @@ def test_another_process_gets_the_same_logits(family, tmp_path):
     np.testing.assert_allclose(actual[:, 1], expected_logits(trained, shorter, [7, *range(10, 16)]), **close)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("exports and compiles a program of each family")
 @pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if "causal" in row.serves])
 def test_the_programs_of_every_family_that_decodes_match_its_model(family, tmp_path):
     """For all platforms; called here, with one prompt and one step."""

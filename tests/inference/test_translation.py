@@ -43,7 +43,13 @@ def make_model(folder, form: str, **keys):
     return trained, load_splits(trained.config.data)
 
 
-@pytest.mark.parametrize("form", ["encoder", *(pytest.param(x, marks=pytest.mark.slow) for x in ("decoder", "prefix"))])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "encoder",
+        *(pytest.param(x, marks=pytest.mark.slow("another form of the same task")) for x in ("decoder", "prefix")),
+    ],
+)
 def test_each_first_text_gets_its_answer(form, folder):
     """In the order of the split, though batches are sorted by length; equal to those of `generate`."""
     trained, corpus = make_model(folder, form)
@@ -61,7 +67,7 @@ def test_a_source_is_truncated_as_in_training_and_a_second_text_is_not(folder):
     assert (translations[0].first, translations[0].second) == ("eins ", "one two")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a model for other lengths")
 def test_an_answer_has_the_positions_that_its_prompt_leaves(folder):
     """Sequences of 24 tokens: each answer has the rest after its prompt, whatever else is in the batch."""
     keys = {"model.family": "aft_full", "model.max_length": 24, "data.length": 24, "data.tokens_per_batch": 96}
@@ -116,7 +122,7 @@ def test_data_without_a_second_text(folder):
         translate(trained, copying(reverse=True), "test", GREEDY, max_tokens=3)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run")
 def test_the_command(folder, capsys):
     config = small_config(str(folder), folder.parent / "cache", "transformer_plus_plus")
     config.update_from_flattened_dict(OF_PAIRS | FORMS["encoder"] | {"mesh.shape": (-1, 1, 1)})

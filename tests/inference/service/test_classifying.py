@@ -63,7 +63,7 @@ def test_nothing_waits_for_a_compiler():
     assert compiled._cache_size() == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service")
 def test_a_classifier_that_fails_is_reported(monkeypatch):
     with service("labels") as client:
         monkeypatch.setattr(TextClassifier, "_classify_batch", raise_error)

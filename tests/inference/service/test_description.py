@@ -8,7 +8,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from flash_lm.inference.service.app import build_app
 from inference.service.serving import LIMITS, random_model
 
-pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow("sends hundreds of generated requests")]
 
 
 @pytest.fixture(scope="module", params=["text", "couplets", "fill_in", "label_pairs"])

@@ -103,7 +103,7 @@ def test_a_long_text_does_not_pad_the_others(monkeypatch):
     assert short[1] < long and all(shape[0] <= 4 for shape in shapes) and set(masks) == {(64,)}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service")
 def test_a_filler_that_fails_is_reported(monkeypatch):
     with service("fill_in") as client:
         monkeypatch.setattr(Filler, "_fill", raise_error)

@@ -15,7 +15,10 @@ FORMS = {"prefix": PREFIX, "prefix_of_pairs": PREFIX | PAIRS, "pairs": READS | P
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(x, marks=pytest.mark.slow if x == "prefix" else ()) for x in FORMS]
+    scope="module",
+    params=[
+        pytest.param(x, marks=pytest.mark.slow("another form of the same task") if x == "prefix" else ()) for x in FORMS
+    ],
 )
 def form(request):
     with service("text", keys=FORMS[request.param]) as client:
@@ -52,7 +55,7 @@ def test_a_prompt_that_is_too_long(form):
 
 
 @pytest.mark.parametrize("keys", [PREFIX, READS], ids=["prefix", "source"])
-@pytest.mark.slow
+@pytest.mark.slow("compiles two models and their services")
 def test_second_lines_equal_those_of_the_command(keys):
     writer = CoupletWriter(random_model("couplets", keys=keys))
     body = {"first": "春南", "candidates": 4, "temperature": 1, "seed": 3}

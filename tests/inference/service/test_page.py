@@ -50,7 +50,7 @@ def test_a_text_is_streamed(page, text):
     shot(page, "text_phone_dark")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service for the browser")
 def test_a_second_text_is_written(page):
     """For a first text, which is not repeated."""
     keys = {"task": "seq2seq", "model.encoder.family": "transformer_plus_plus", "data.pair_column": "answer"}
@@ -68,7 +68,7 @@ def test_a_second_text_is_written(page):
         shot(page, "pairs_phone_dark")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service for the browser")
 def test_stop_frees_the_row(page):
     with service("text", new_tokens=100_000, seconds=600) as client:
         page.goto(client.server.url)
@@ -85,7 +85,7 @@ def test_stop_frees_the_row(page):
         assert gauge(client, "tokens_total") < 10_000 and not page.wrong
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits for the browser")
 def test_errors_are_shown_and_empty_fields_are_left_to_the_service(page, text):
     page.goto(text.server.url)
     page.locator("#prompt").fill("a")
@@ -104,7 +104,7 @@ def test_errors_are_shown_and_empty_fields_are_left_to_the_service(page, text):
     assert not page.wrong
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service for the browser")
 def test_a_service_that_ends_is_reported(page):
     with service("text") as client:
         page.goto(client.server.url)
@@ -126,7 +126,7 @@ def test_a_service_that_ends_is_reported(page):
         expect(page.locator("#status")).to_contain_text("the service does not answer")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service for the browser")
 def test_a_couplet_is_answered(page):
     with service("couplets") as client:
         page.goto(client.server.url)
@@ -143,7 +143,7 @@ def test_a_couplet_is_answered(page):
         shot(page, "couplets_phone_dark")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service for the browser")
 def test_masks_are_filled_in_on_a_wide_screen(browser):
     page = browser.new_page(viewport={"width": 1100, "height": 800}, color_scheme="light")
     with service("fill_in") as client:
@@ -157,7 +157,7 @@ def test_masks_are_filled_in_on_a_wide_screen(browser):
     page.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service for the browser")
 def test_labels_of_a_pair_on_a_phone(browser):
     page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
     with service("label_pairs") as client:

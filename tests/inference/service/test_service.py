@@ -99,7 +99,7 @@ def test_no_request_waits_for_a_compiler():
     assert [function._cache_size() for function in compiled] == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a model beside its service")
 def test_second_lines_equal_those_of_the_command(couplets):
     writer = CoupletWriter(random_model("couplets"))
     for first, seed in (("春", 0), ("東山水", 5)):
@@ -183,7 +183,7 @@ def test_a_client_that_disconnects_frees_its_row():
         assert client.post("/api/generate", json={"prompt": "a", "max_tokens": 2}).json()["tokens"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service")
 def test_an_answer_ends_at_the_longest_position():
     with service("text", family="transformer") as client:  # 32 positions, though 64 + 64 tokens are allowed
         model = client.get("/api/model").json()
@@ -194,7 +194,7 @@ def test_an_answer_ends_at_the_longest_position():
         assert answer.status_code == 422 and "lower max_tokens" in answer.json()["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service")
 def test_second_lines_are_no_longer_than_answers_may_be():
     with service("couplets", new_tokens=4) as client:
         assert client.post("/api/second_lines", json={"first": "春夏秋冬"}).status_code == 200
@@ -202,7 +202,7 @@ def test_second_lines_are_no_longer_than_answers_may_be():
         assert answer.status_code == 422 and "a second one of 5 tokens is over the limit of 4" in answer.json()["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts two other services")
 def test_too_many_requests_are_refused():
     with service("couplets", rows=1, waiting=2) as client:
         answer = client.post("/api/second_lines", json={"first": "春", "candidates": 4})
@@ -221,7 +221,7 @@ def test_too_many_requests_are_refused():
         assert ask().status_code == 503 and lines
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service")
 def test_answers_have_a_time_limit():
     with service("text", rows=1, new_tokens=ENDLESS, seconds=0.2) as client:
         body = {"prompt": "a", "max_tokens": ENDLESS, "temperature": 0}
@@ -234,7 +234,7 @@ def test_answers_have_a_time_limit():
         assert gauge(client, "tokens_total") < ENDLESS / 10
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service")
 def test_running_answers_finish_when_the_service_ends():
     with service("text", new_tokens=4096) as client:
         body = {"prompt": "a", "max_tokens": 4096, "temperature": 0}
@@ -246,7 +246,7 @@ def test_running_answers_finish_when_the_service_ends():
         assert name == "done" and answer["tokens"] == 4096
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts another service")
 @pytest.mark.parametrize("step", ["join", "advance"])
 def test_a_model_that_always_fails_is_reported(monkeypatch, step):
     """Waiting clients get an answer, and later ones, too."""
@@ -260,7 +260,9 @@ def test_a_model_that_always_fails_is_reported(monkeypatch, step):
             assert client.get("/health").status_code == healthy
 
 
-@pytest.mark.parametrize("step", ["join", pytest.param("advance", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "step", ["join", pytest.param("advance", marks=pytest.mark.slow("another step that fails: the same code answers"))]
+)
 def test_a_failed_step_ends_only_its_rows(generator, monkeypatch, step):
     """Waiting requests and later ones are answered as usual."""
     expected = [generator.generate([prompt], 6, Sampling(temperature=0))[0].text for prompt in "abcdefgh"]
@@ -307,7 +309,7 @@ def test_another_hosts_name_is_refused(text):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run and starts a process")
 def test_the_command(tmp_path):
     """Trained, served and asked; stopped during an answer, which is finished."""
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
