@@ -38,14 +38,14 @@ $(VENV)/ready-$(DEVICE): requirements.txt pyproject.toml
 	rm -f $(VENV)/ready-*
 	touch $@
 
-demo: setup ## train, score and compare three small models on Python's own sources
-	set -e; for family in $(DEMO_FAMILIES); do \
-		$(BIN)/python -m flash_lm.train --config=configs/quickstart.py --workdir=$(RUNS)/$$family \
-			--config.model.family=$$family --config.train.steps=$(DEMO_STEPS); \
-		$(BIN)/python -m flash_lm.evaluate --workdir=$(RUNS)/$$family --split=test; \
-	done
+demo: $(DEMO_FAMILIES:%=demo-%) ## train, score and compare three small models on Python's own sources
 	$(BIN)/python scripts/compare.py $(addprefix $(RUNS)/,$(DEMO_FAMILIES)) --out=$(RUNS)
 	$(BIN)/python -m flash_lm.generate --workdir=$(RUNS)/flash --prompt="import " --max_tokens=60 --temperature=0.7
+
+demo-%: setup
+	$(BIN)/python -m flash_lm.train --config=configs/quickstart.py --workdir=$(RUNS)/$* \
+		--config.model.family=$* --config.train.steps=$(DEMO_STEPS)
+	$(BIN)/python -m flash_lm.evaluate --workdir=$(RUNS)/$* --split=test
 
 test: setup ## run the tests, without the slow ones
 	$(BIN)/python -m pytest $(PARALLEL) $(COSTS:%=--costs=%) -m "not slow"

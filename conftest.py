@@ -1,5 +1,6 @@
 """Settings of all tests; they must stand before the first import of jax."""
 
+import contextlib
 import gc
 import importlib.util
 import itertools
@@ -40,8 +41,20 @@ _flags = [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in
 os.environ["XLA_FLAGS"] = " ".join([_environment, *_flags]).strip()
 
 # One per process with its children, and not the user's: two processes that write the same entry would corrupt it.
-_CACHE = pathlib.Path(__file__).parent / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
+_CACHES = pathlib.Path(__file__).parent / ".cache" / "jax-tests"
+_CACHE = _CACHES / os.environ.get("PYTEST_XDIST_WORKER", "one")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_CACHE)
+
+
+def _link_compiled_functions() -> None:
+    """Adds the functions that the other processes compiled in earlier runs, when each had other tests."""
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    for path in _CACHES.glob("*/*-cache"):
+        with contextlib.suppress(FileExistsError):
+            os.link(path, _CACHE / path.name)
+
+
+_link_compiled_functions()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
