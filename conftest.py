@@ -100,8 +100,8 @@ def pytest_collection_modifyitems(items):
         if family and not _is_quick(item, family, params.get("causal", True)):
             item.add_marker(pytest.mark.slow("of a family, or a form of it, that is much like another"))
         # Models of a family are kept for the session of a process, so its tests run in the same one.
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(family or item.path.stem))
+        group = item.get_closest_marker("group")
+        item.add_marker(pytest.mark.xdist_group(family or (group.args[0] if group else item.path.stem)))
 
 
 _LOG = logging.getLogger("flash_lm")

@@ -18,7 +18,7 @@ from flash_lm.training.train_state import ModelFunction
 from inference import test_conditioning
 from inference.test_engine import ALLOWED, END, MAX_TOKENS, PROMPTS, VOCAB, engine, greedy_recomputed, mesh
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.group("conditioning")]
 # A family whose state is a sum, one whose state must be flushed, and one with a cache.
 each_family = pytest.mark.parametrize("family", ["linear_transformer", "flash", "transformer"])
 WIDE = 4

@@ -27,7 +27,7 @@ BEGIN = 1
 PREFIX = {"task": "prefix_lm", "model.family": "linear_transformer"}
 PAIRS = {"data.corpus": "hf", "data.path": "pairs", "data.pair_column": "answer", "data.pack": "examples"}
 READS = {"task": "seq2seq", "model.encoder.family": "transformer_plus_plus"}
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.group("conditioning")]
 each_family = pytest.mark.parametrize("family", ["transformer", "flash_quad", "linear_transformer"])
 
 

@@ -18,7 +18,7 @@ from flash_lm.inference.sampling import Sampling, SamplingArrays
 from flash_lm.training.sharding import param_shardings
 from flash_lm.training.train_state import ModelFunction
 
-pytestmark = pytest.mark.representatives("transformer_plus_plus", "flash")
+pytestmark = [pytest.mark.representatives("transformer_plus_plus", "flash"), pytest.mark.group("flash")]
 
 END, VOCAB = 2, SHAPE["vocab_size"]
 _MESH = parse(get_config()).mesh

@@ -8,7 +8,7 @@ from flash_lm.inference.running_batch import RunningBatch
 from flash_lm.inference.sampling import Sampling, SamplingArrays
 from inference.test_engine import PROMPTS, each_family, engine
 
-pytestmark = pytest.mark.representatives("flash")
+pytestmark = [pytest.mark.representatives("flash"), pytest.mark.group("flash")]
 
 CAPACITY = 32
 REQUESTS = [  # prompt, sampling, seed, tokens

@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items):
     """Puts the tests of this folder in one process."""
     for item in items:
         if FOLDER in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("service"))
+            item.add_marker(pytest.mark.group("service"))
 
 
 @pytest.fixture(scope="package")
