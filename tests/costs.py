@@ -1,6 +1,7 @@
 """What the tests cost: a plugin of pytest that measures each test, and a table of them by file and by kind.
 
-`make test COSTS=FILE` writes a line for each test, and `python tests/costs.py FILE` prints the table. The kinds are
+`make test COSTS=FILE` writes a line for each test, and `python tests/costs.py FILE 10` prints a table with the ten most
+expensive files. The kinds are
 
 - processes: CPU seconds of the processes that a test started and waited for
 - compilation: XLA, with reading and writing the cache of compiled functions
@@ -134,7 +135,7 @@ def sort_by_cost(sums):
     return sorted(sums.items(), key=lambda pair: -sum_kinds(pair[1]))
 
 
-def print_table(lines, files=20):
+def print_table(lines, files):
     """Prints the largest costs by file, the sum of the others, and the sum of all."""
     rows = sort_by_cost(sum_by(lines, lambda line: line["test"].split("::")[0]))
     rest = collections.Counter()
@@ -149,4 +150,4 @@ def print_table(lines, files=20):
 
 
 if __name__ == "__main__":
-    print_table([json.loads(line) for line in pathlib.Path(sys.argv[1]).read_text().splitlines()])
+    print_table([json.loads(line) for line in pathlib.Path(sys.argv[1]).read_text().splitlines()], int(sys.argv[2]))
