@@ -18,8 +18,6 @@ _XLA_FLAGS = {
     # Nearly all the time of the tests is compilation, and half of that is LLVM's optimisation of code that runs once.
     "--xla_backend_optimization_level": "0",
     "--xla_llvm_disable_expensive_passes": "true",
-    # Threads that compile parts of a function at once cost CPU time, and the other core has its own tests.
-    "--xla_cpu_parallel_codegen_split_count": "1",
     # Half of the rest, and not in all versions. The demo, the benchmarks and all runs are compiled with them.
     "--xla_cpu_use_fusion_emitters": "false",
 }
