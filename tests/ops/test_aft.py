@@ -18,7 +18,7 @@ from flash_lm.ops.segments import find_segments, whole_row
 
 L, E, HEADS = 45, 6, 2
 IDS = np.array([[1] * 10 + [0] * 3 + [2] * 20 + [1] * 12, [3] * L], np.int32)
-INDEX = jnp.arange(L, dtype=jnp.int32)[None]
+INDEX = jnp.asarray(np.arange(L, dtype=np.int32)[None])
 
 
 def draw(*shape: int, scale: float = 1.0) -> np.ndarray:
@@ -59,16 +59,18 @@ def setting(kind: str, causal: bool, scale: float):
 @functools.cache
 def compile_aft(kind: str, causal: bool, blocks: str):
     """Compiles one kind for all keys; the block sizes are those set at the first call."""
-    runs = find_segments(jnp.asarray(IDS)).runs_BxL
-    return jax.jit(lambda k, v, bias: aft.aft(k, v, runs, bias, causal=causal))
+    return jax.jit(lambda k, v, bias: aft.aft(k, v, find_segments(jnp.asarray(IDS)).runs_BxL, bias, causal=causal))
 
 
 def uses_products(k, v, bias) -> bool:
     """Whether the keys are small enough for the form with matrix products."""
-    return bool(fits(jnp.asarray(k), jnp.asarray(v), bias))
+    return bool(jax.jit(fits)(k, v, bias))
 
 
-slow_both_ways = [True, pytest.param(False, marks=pytest.mark.slow)]
+scales = pytest.mark.parametrize(
+    "scale", [pytest.param(1.0, marks=pytest.mark.slow("usual keys: large ones are harder")), 30.0]
+)
+slow_both_ways = [True, pytest.param(False, marks=pytest.mark.slow("the bidirectional form is the causal one twice"))]
 
 
 def is_quick(kind: str, blocks: str, causal: bool) -> bool:
@@ -76,11 +78,11 @@ def is_quick(kind: str, blocks: str, causal: bool) -> bool:
     return kind in KINDS and (causal or (blocks == "large" and kind in ("full", "window 8")))
 
 
-@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 30.0])
+@scales
 @pytest.mark.parametrize(
     ("kind", "blocks", "causal"),
     [
-        pytest.param(*case, marks=() if is_quick(*case) else pytest.mark.slow)
+        pytest.param(*case, marks=() if is_quick(*case) else pytest.mark.slow("compiles another program, see is_quick"))
         for case in itertools.product((*KINDS, "window 3", f"window {L}"), ("large", "small"), (True, False))
     ],
 )
@@ -99,10 +101,19 @@ def test_values(kind, causal, blocks, scale, monkeypatch):
             np.testing.assert_allclose(out[b, h], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "packed", [True, pytest.param(False, marks=pytest.mark.slow("one document per sequence: a case of packed ones"))]
+)
 @pytest.mark.parametrize("causal", slow_both_ways, ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(
-    "kind", ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simple", "window 11", "conv"))]
+    "kind",
+    [
+        "full",
+        *(
+            pytest.param(name, marks=pytest.mark.slow("compiles both forms of another kind"))
+            for name in ("simple", "window 11", "conv")
+        ),
+    ],
 )
 def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
     """Gradients of keys, values and w, in several blocks."""
@@ -133,14 +144,13 @@ def test_both_forms_have_the_same_gradients(kind, causal, packed, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["simple", "full", "window 8"])
 def test_nan_is_not_hidden_and_does_not_reach_earlier_tokens(kind):
+    run = jax.jit(lambda k, v, bias: aft.aft(k, v, whole_row(L).runs_BxL, bias, causal=True))
     for which in (0, 1):
         arrays = [*setting(kind, True, 1.0)[:2]]
         bias = setting(kind, True, 1.0)[2]
         arrays[which][:, :, 20] = np.nan
         assert not uses_products(*arrays, bias)
-        out = np.asarray(
-            jax.jit(lambda k, v, bias: aft.aft(k, v, whole_row(L).runs_BxL, bias, causal=True))(*arrays, bias)
-        )
+        out = np.asarray(run(*arrays, bias))
         assert np.isfinite(out[:, :, :20]).all() and np.isnan(out[:, :, 20:]).all()
 
 
@@ -166,15 +176,15 @@ def test_the_largest_key_and_the_largest_w_of_different_keys():
         np.testing.assert_allclose(np.asarray(out)[b, 0], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [pytest.param(1.0, marks=pytest.mark.slow), 30.0])
+@scales
 @pytest.mark.parametrize("kind", ["simple", "full", "window 8", "conv"])
 def test_prefill_in_parts_is_the_parallel_form(kind, scale, monkeypatch):
     """Sequences at different positions, parts of any length, also empty; a capacity larger than the sequence."""
     for module in (aft, aft_decode):
         monkeypatch.setattr(module, "QUERY_BLOCK", 8)
     k, v, bias, _ = setting(kind, True, scale)
-    ones = jnp.ones((2, L), jnp.int32)
-    expected = np.asarray(jax.jit(lambda k, v, bias: aft.aft(k, v, ones, bias, causal=True))(k, v, bias))
+    parallel = jax.jit(lambda k, v, bias: aft.aft(k, v, jnp.ones((2, L), jnp.int32), bias, causal=True))
+    expected = np.asarray(parallel(k, v, bias))
 
     def select_bias(queries, keys):
         if bias is None:

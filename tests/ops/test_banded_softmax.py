@@ -28,6 +28,7 @@ from ops.test_segments import LENGTH, random_ids
 BATCH, HEADS, WINDOW, SCALE = 4, 2, 6, 0.7
 IDS = random_ids(7)
 forms = pytest.mark.parametrize("blocked", [False, True], ids=["plain", "blocked"])
+another_span = pytest.mark.slow("another window or number of earlier keys: the same code")
 ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both_ways"])
 
 
@@ -83,8 +84,8 @@ def assert_part_equal(part: SoftmaxPart, expected) -> None:
 @ways
 def test_values(causal, blocked, arrays, small_blocks):
     small_blocks(blocked)
-    part = banded_softmax(*map(jnp.asarray, arrays), make_key_span(causal), scale=SCALE, window=WINDOW)
-    assert_part_equal(part, loops(arrays, window_visibility(causal)))
+    run = jax.jit(lambda *x: banded_softmax(*x, make_key_span(causal), scale=SCALE, window=WINDOW))
+    assert_part_equal(run(*arrays), loops(arrays, window_visibility(causal)))
 
 
 @forms
@@ -97,10 +98,10 @@ def test_bias_per_head(blocked, arrays, small_blocks):
         back = jnp.abs(distance).astype(jnp.float32)
         return jnp.stack([jnp.where(back < r, -slope * back, -1e30) for slope, r in zip(slopes, reach, strict=True)])
 
-    part = banded_softmax(*map(jnp.asarray, arrays), make_key_span(True), scale=SCALE, window=WINDOW, bias=bias)
+    run = jax.jit(lambda *x: banded_softmax(*x, make_key_span(True), scale=SCALE, window=WINDOW, bias=bias))
     near = window_visibility(True)
     sees = lambda b, h, t, u: near(b, h, t, u) and t - u < reach[h]
-    assert_part_equal(part, loops(arrays, sees, lambda h, distance: -slopes[h] * abs(distance)))
+    assert_part_equal(run(*arrays), loops(arrays, sees, lambda h, distance: -slopes[h] * abs(distance)))
 
 
 @forms
@@ -128,7 +129,7 @@ def test_derivatives(causal, blocked, arrays, small_blocks):
         return (out * out_weights).sum() + np.nansum(log_sum * sum_weights)
 
     inputs = [x.astype(np.float64) for x in (*arrays, table)]
-    grads = jax.grad(weighted_sum, argnums=(0, 1, 2, 3))(*(jnp.asarray(x, jnp.float32) for x in inputs))
+    grads = jax.jit(jax.grad(weighted_sum, argnums=(0, 1, 2, 3)))(*(x.astype(np.float32) for x in inputs))
     for i, grad in enumerate(grads):
         direction, step = random.standard_normal(inputs[i].shape), 1e-6
         shifted = [[x + sign * step * direction if j == i else x for j, x in enumerate(inputs)] for sign in (1, -1)]
@@ -141,14 +142,18 @@ def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
     """The window, and the first tokens of each document outside it."""
     small_blocks(blocked)
     first = 3
-    full_span, near = make_key_span(True, None), make_key_span(True)
-    start = full_span.first_BxL
-    ahead = KeySpan(full_span.index_BxL, start, jnp.clip(start + first, start, jnp.maximum(near.first_BxL, start)))
-    inputs = list(map(jnp.asarray, arrays))
-    parts = [
-        banded_softmax(*inputs, near, scale=SCALE, window=WINDOW),
-        banded_softmax(*inputs, ahead, scale=SCALE, window=None),
-    ]
+
+    @jax.jit
+    def run(*inputs):
+        full_span, near = make_key_span(True, None), make_key_span(True)
+        start = full_span.first_BxL
+        ahead = KeySpan(full_span.index_BxL, start, jnp.clip(start + first, start, jnp.maximum(near.first_BxL, start)))
+        parts = [
+            banded_softmax(*inputs, near, scale=SCALE, window=WINDOW),
+            banded_softmax(*inputs, ahead, scale=SCALE, window=None),
+        ]
+        return merge_softmaxes(parts)
+
     same_document = [visibility(ids.tolist(), True) for ids in IDS]
 
     def sees(b: int, h: int, t: int, u: int) -> bool:
@@ -156,7 +161,7 @@ def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
         return same_document[b](t, u) and (t - u < WINDOW or u - begin < first)
 
     out, _ = loops(arrays, sees)
-    np.testing.assert_allclose(merge_softmaxes(parts), out, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run(*arrays), out, rtol=1e-5, atol=1e-5)
 
 
 @forms
@@ -165,21 +170,23 @@ def test_joined_parts_are_one_softmax(blocked, arrays, small_blocks):
 def test_dilated_window(dilation, causal, blocked, arrays, small_blocks):
     small_blocks(blocked)
     reach = (WINDOW - 1) * dilation + 1
-    key_span = fold_key_span(make_key_span(causal, reach), dilation, BATCH)
-    part = banded_softmax(
-        *(fold_dilation(jnp.asarray(x), dilation) for x in arrays), key_span, scale=SCALE, window=WINDOW
-    )
-    out, sums = (unfold_dilation(x, dilation, LENGTH) for x in (part.out_BxHxLxE, part.log_sum_BxHxL[..., None]))
+
+    @jax.jit
+    def run(*inputs):
+        key_span = fold_key_span(make_key_span(causal, reach), dilation, BATCH)
+        folded = (fold_dilation(x, dilation) for x in inputs)
+        out, sums = banded_softmax(*folded, key_span, scale=SCALE, window=WINDOW)
+        return [unfold_dilation(x, dilation, LENGTH) for x in (out, sums[..., None])]
+
+    out, sums = run(*map(jnp.asarray, arrays))
     near = window_visibility(causal, reach)
     sees = lambda b, h, t, u: near(b, h, t, u) and (t - u) % dilation == 0
-    assert_part_equal(SoftmaxPart(out, sums[..., 0]), loops(arrays, sees))
+    assert_part_equal(SoftmaxPart(out, np.asarray(sums)[..., 0]), loops(arrays, sees))
 
 
 @ways
-@pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.slow), 3, 9])
-@pytest.mark.parametrize(
-    "ahead", [0, pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(20, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("window", [pytest.param(1, marks=another_span), 3, 9])
+@pytest.mark.parametrize("ahead", [0, pytest.param(2, marks=another_span), 5, pytest.param(20, marks=another_span)])
 def test_long_sequences_are_cut_into_stretches(window, causal, ahead, monkeypatch):
     """Values and derivatives equal those without the cut, also with a partial stretch and keys before the queries."""
     length = 167
@@ -188,8 +195,9 @@ def test_long_sequences_are_cut_into_stretches(window, causal, ahead, monkeypatc
     q, k, v, out_weights = (jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in shapes)
     sum_weights = jnp.asarray(random.standard_normal((2, HEADS, length)), jnp.float32)
     documents = np.concatenate([np.repeat([1, 2, 3], [ahead + 40, 80, 47]), np.repeat([1, 2, 0], [ahead + 93, 60, 14])])
-    full_span = document_key_span(find_segments(jnp.asarray(documents.reshape(2, -1))), causal=causal, window=window)
-    key_span = KeySpan(*(jnp.broadcast_to(x, (2, ahead + length))[:, ahead:] for x in full_span))
+    find_span = jax.jit(lambda ids: document_key_span(find_segments(ids), causal=causal, window=window))
+    full_span = find_span(documents.reshape(2, -1))
+    key_span = KeySpan(*(np.broadcast_to(x, (2, ahead + length))[:, ahead:] for x in full_span))
     real = (key_span.count() > 0)[:, None]
 
     def loss(attend: Callable[..., SoftmaxPart], q, k, v):
@@ -237,9 +245,9 @@ def array_sizes(jaxpr) -> Iterator[int]:
 def visited_pairs(length: int, window: int) -> int:
     """Counts the pairs of tokens in visited blocks."""
     size = blocked_attention.block_size(length, window)
-    index = jnp.arange(-(-length // size) * size, dtype=jnp.int32)[None]
-    key_span = KeySpan(*(x.reshape(-1, 1, size) for x in (index, jnp.maximum(index - window + 1, 0), index + 1)))
-    first, stop = blocked_attention.blocks_seen(key_span)
+    index = np.arange(-(-length // size) * size, dtype=np.int32)[None]
+    key_span = KeySpan(*(x.reshape(-1, 1, size) for x in (index, np.maximum(index - window + 1, 0), index + 1)))
+    first, stop = map(np.asarray, jax.jit(blocked_attention.blocks_seen)(key_span))
     return int((stop - first).sum()) * size**2
 
 

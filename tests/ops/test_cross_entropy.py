@@ -8,6 +8,8 @@ import pytest
 from flash_lm.ops.cross_entropy import cross_entropy, token_scores
 
 B, L, D, V = 2, 7, 5, 11
+weighted_sum = jax.jit(cross_entropy, static_argnums=range(4, 9))
+scores = jax.jit(token_scores, static_argnums=range(4, 7))
 
 
 def inputs():
@@ -39,12 +41,12 @@ def test_value_and_gradients_equal_the_loop(chunk, parts):
     features, table, targets, weights = inputs()
     expected, *gradients = oracle(features, table, targets, weights)
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    assert np.allclose(cross_entropy(*arguments, chunk, parts)[0], expected, rtol=1e-6)
+    assert np.allclose(weighted_sum(*arguments, chunk, parts)[0], expected, rtol=1e-6)
 
     def scaled_loss(features, table):
         return 3 * cross_entropy(features, table, *arguments[2:], chunk, parts)[0]
 
-    value, actual = jax.value_and_grad(scaled_loss, argnums=(0, 1))(*arguments[:2])
+    value, actual = jax.jit(jax.value_and_grad(scaled_loss, argnums=(0, 1)))(*arguments[:2])
     assert np.allclose(value, 3 * expected, rtol=1e-6)
     for a, b in zip(actual, gradients, strict=True):
         assert np.allclose(a, 3 * b, rtol=1e-5, atol=1e-5)
@@ -64,7 +66,8 @@ def test_z_loss_equals_the_loop(parts):
         d_table += np.outer(d_logits, features[b, t])
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
     loss = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, parts, z)
-    (total, (apart, other)), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(*arguments[:2])
+    value_and_gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (total, (apart, other)), gradients = value_and_gradients(*arguments[:2])
     assert np.allclose((total, apart), (plain + extra, extra), rtol=1e-5) and other == 0
     for a, b in zip(gradients, (d_features, d_table), strict=True):
         assert np.allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -85,9 +88,9 @@ def test_capped_logits_and_penalties_equal_the_formula(z_loss, smoothing):
 
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
     loss = lambda f, t: cross_entropy(f, t, *arguments[2:], 4, 2, z_loss, cap, smoothing)[0]
-    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(*arguments[:2])
+    value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*arguments[:2])
     assert np.isclose(value, expected(features, table), rtol=1e-5)
-    for which, gradient in enumerate(gradients):
+    for which, gradient in enumerate(map(np.asarray, gradients)):
         for index in np.ndindex(gradient.shape):
             shifted = [[features, table], [features, table]]
             for sign, pair in zip((h, -h), shifted, strict=True):
@@ -95,11 +98,11 @@ def test_capped_logits_and_penalties_equal_the_formula(z_loss, smoothing):
                 pair[which][index] += sign
             slope = (expected(*shifted[0]) - expected(*shifted[1])) / (2 * h)
             assert np.isclose(gradient[index], slope, rtol=1e-3, atol=1e-4)
-    nll, hits = token_scores(*arguments, 4, 2, cap)
-    penalties = cross_entropy(*arguments, 4, 2, z_loss, cap, smoothing)[1]
+    nll, hits = (np.asarray(x) for x in scores(*arguments, 4, 2, cap))
+    penalties = weighted_sum(*arguments, 4, 2, z_loss, cap, smoothing)[1]
     assert np.isclose((nll * weights).sum(), value - sum(penalties), rtol=1e-5)
     assert [float(x) != 0 for x in penalties] == [z_loss > 0, smoothing > 0]
-    assert (hits == token_scores(*arguments, 4, 2)[1]).all()
+    assert (hits == scores(*arguments, 4, 2)[1]).all()
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -112,7 +115,7 @@ def test_scores_of_tokens_equal_the_formula(chunk, parts):
     targets = np.where(np.arange(L) % 2, best, targets)
     dirty = np.where(counts[..., None], features, 1e18)
     arguments = (jnp.float32(dirty), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    nll, hits = (np.asarray(x) for x in token_scores(*arguments, chunk, parts))
+    nll, hits = (np.asarray(x) for x in scores(*arguments, chunk, parts))
     log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     expected = -np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(nll, np.where(counts, expected, 0), rtol=1e-5, atol=1e-5)
@@ -121,9 +124,9 @@ def test_scores_of_tokens_equal_the_formula(chunk, parts):
 
 
 def test_a_token_without_weight_has_no_effect():
-    features, table, targets, weights = (jnp.float32(x) for x in inputs())
-    dirty = jnp.where(weights[..., None] > 0, features, 1e18)
-    clean, soiled = (cross_entropy(x, table, targets.astype(jnp.int32), weights, 4) for x in (features, dirty))
+    features, table, targets, weights = (np.float32(x) for x in inputs())
+    dirty = np.where(weights[..., None] > 0, features, np.float32(1e18))
+    clean, soiled = (weighted_sum(x, table, targets.astype(np.int32), weights, 4) for x in (features, dirty))
     assert clean == soiled
 
 

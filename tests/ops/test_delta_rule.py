@@ -13,11 +13,12 @@ from ops.test_segments import LENGTH, random_ids
 
 BATCH, HEADS, WIDTH = 3, 2, 4
 IDS = random_ids(5)[:BATCH]
-RUNS = np.asarray(find_segments(jnp.asarray(IDS)).runs_BxL)
+RUNS = np.asarray(jax.jit(find_segments)(IDS).runs_BxL)
 ONE = np.ones_like(RUNS)
 KINDS = ("usual", "delta", "ends", "equal_keys")
 run = jax.jit(delta_rule, static_argnames="chunk_size")
 prefill = jax.jit(prefill_delta, static_argnames="chunk_size")
+step = jax.jit(step_delta)
 
 
 def inputs(kind: str, length: int = LENGTH) -> tuple[DeltaInputs, np.ndarray]:
@@ -68,7 +69,7 @@ def test_orthogonal_keys_are_a_decayed_sum():
     k = np.broadcast_to(np.eye(WIDTH, dtype=np.float32), arguments.k_BxHxLxK.shape)
     runs = np.ones((BATCH, WIDTH), np.int32)
     actual = run(arguments._replace(k_BxHxLxK=k), v, runs, chunk_size=2)
-    same = decayed_sums(
+    same = jax.jit(decayed_sums, static_argnames="chunk_size")(
         arguments.q_BxHxLxK, k, arguments.beta_BxHxL[..., None] * v, arguments.log_decay_BxHxL, runs, chunk_size=2
     )
     np.testing.assert_allclose(actual, same, rtol=1e-5, atol=1e-5)
@@ -77,7 +78,7 @@ def test_orthogonal_keys_are_a_decayed_sum():
 @pytest.mark.parametrize("chunk_size", [5, 64])
 def test_derivatives(chunk_size):
     """Along random directions against differences of the recurrence, also by decays and β."""
-    random, step = np.random.default_rng(2), 1e-6
+    random, shift = np.random.default_rng(2), 1e-6
     arguments, v = inputs("usual")
     out_weights = random.standard_normal(v.shape) * (RUNS > 0)[:, None, :, None]
     loss = lambda *x: (
@@ -87,9 +88,9 @@ def test_derivatives(chunk_size):
     grads = jax.jit(jax.grad(loss, argnums=range(5)))(*(jnp.asarray(x, jnp.float32) for x in exact))
     for i, grad in enumerate(grads):
         direction = random.standard_normal(exact[i].shape)
-        shifted = [[x + sign * step * direction if j == i else x for j, x in enumerate(exact)] for sign in (1, -1)]
+        shifted = [[x + sign * shift * direction if j == i else x for j, x in enumerate(exact)] for sign in (1, -1)]
         ends = [(expected(DeltaInputs(*x[:4]), x[4], RUNS) * out_weights).sum() for x in shifted]
-        difference = (ends[0] - ends[1]) / (2 * step)
+        difference = (ends[0] - ends[1]) / (2 * shift)
         np.testing.assert_allclose((np.asarray(grad) * direction).sum(), difference, rtol=1e-4, atol=1e-4)
 
 
@@ -97,16 +98,16 @@ def test_derivatives(chunk_size):
 def test_a_sequence_in_pieces(kind):
     """Prefill at any split and single steps give the same output; padding leaves the state unchanged."""
     arguments, v = inputs(kind)
-    state, outs, start = jnp.zeros((BATCH, HEADS, WIDTH, 3)), [], 0
+    state, outs, start = np.zeros((BATCH, HEADS, WIDTH, 3), np.float32), [], 0
     for stop, padding in ((7, 3), (8, 0), (21, 2)):
         pads = [(0, 0), (0, 0), (0, padding), (0, 0)]
         *piece, values = (np.pad(x[:, :, start:stop], pads[: x.ndim], constant_values=np.nan) for x in (*arguments, v))
         real = np.arange(stop - start + padding)[None] < np.full((BATCH, 1), stop - start)
         out, state = prefill(DeltaInputs(*piece), values, state, real, chunk_size=8)
-        outs.append(out[:, :, : stop - start])
+        outs.append(np.asarray(out)[:, :, : stop - start])
         start = stop
     for t in range(start, LENGTH):
-        *token, value = (jnp.asarray(x[:, :, t : t + 1]) for x in (*arguments, v))
-        out, state = step_delta(DeltaInputs(*token), value, state)
+        *token, value = (x[:, :, t : t + 1] for x in (*arguments, v))
+        out, state = step(DeltaInputs(*token), value, state)
         outs.append(out)
     np.testing.assert_allclose(np.concatenate(outs, axis=2), expected(arguments, v, ONE), rtol=1e-5, atol=1e-5)

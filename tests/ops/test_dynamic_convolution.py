@@ -13,7 +13,7 @@ H, E, LENGTH = 2, 3, 75
 # Documents shorter than the filter, borders off every grid, padding between and at the end, a repeated id.
 IDS = np.array([[4] * 37 + [0] * 2 + [4] * 2 + [1] + [2] * 31 + [0] * 2, [3] * LENGTH], np.int32)
 ONE = np.ones_like(IDS)
-RUNS = find_segments(jnp.asarray(IDS)).runs_BxL
+RUNS = np.asarray(jax.jit(find_segments)(IDS).runs_BxL)
 GARBAGE = 1e6
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "centred"])
 run = jax.jit(dynamic_convolution, static_argnames="causal")
@@ -63,8 +63,9 @@ def test_gradients(causal):
     x, weights, keep = draw(2, LENGTH, H * E), draw(2, LENGTH, H, 9), (IDS > 0)[..., None]
     out_weights = draw(3, LENGTH, H * E)[:2]
     loss = lambda x, weights: (out_weights * run(x, weights, RUNS, causal=causal)).sum()
-    x_gradient, weights_gradient = jax.grad(loss, (0, 1))(np.where(keep, x, GARBAGE).astype(np.float32), weights)
-    assert (np.asarray(x_gradient)[IDS == 0] == 0).all() and (np.asarray(weights_gradient)[IDS == 0] == 0).all()
+    inputs = np.where(keep, x, GARBAGE).astype(np.float32)
+    x_gradient, weights_gradient = map(np.asarray, jax.jit(jax.grad(loss, (0, 1)))(inputs, weights))
+    assert (x_gradient[IDS == 0] == 0).all() and (weights_gradient[IDS == 0] == 0).all()
     dx, dweights = draw(4, LENGTH, H * E)[:2], draw(4, LENGTH, H, 9)[:2]
     for actual, exact in (
         ((x_gradient * dx).sum(), (out_weights * expected(dx, weights, IDS, causal)).sum()),
@@ -78,13 +79,14 @@ def test_from_a_state_at_any_split():
     count = 9
     x, weights = draw(2, LENGTH, H * E), draw(2, LENGTH, H, count)
     full = expected(x, weights, ONE, True)
-    starts, last = np.zeros(2, int), jnp.zeros((2, count - 1, H * E))
+    starts, last = np.zeros(2, int), np.zeros((2, count - 1, H * E), np.float32)
     for lengths in ((1, 0), (0, 2), (2, 36), (39, 1), (1, 1), (32, 35)):
         size = max(lengths)
         new_x, new_weights = (np.full((2, size, *y.shape[2:]), np.nan, np.float32) for y in (x, weights))
         for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             new_x[b, :length], new_weights[b, :length] = (y[b, start : start + length] for y in (x, weights))
         actual, last = jax.jit(continue_dynamic_convolution)(new_x, new_weights, last, np.array(lengths))
+        actual = np.asarray(actual)
         for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             np.testing.assert_allclose(actual[b, :length], full[b, start : start + length], rtol=1e-5, atol=1e-5)
         starts += lengths

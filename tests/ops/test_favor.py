@@ -1,5 +1,7 @@
 """FAVOR+ against log-space loops and the softmax attention that it estimates; causality holds to the bit."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,8 +29,9 @@ def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
-FREQUENCIES = orthogonal_frequencies(jax.random.key(0), F, K)
+FREQUENCIES = jax.jit(orthogonal_frequencies, static_argnums=(1, 2))(jax.random.key(0), F, K)
 V = draw(2, HEADS, L, E)
+prefill = jax.jit(prefill_favor, static_argnames="block_size")
 
 
 def queries_and_keys(scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -38,6 +41,11 @@ def queries_and_keys(scale: float) -> tuple[np.ndarray, np.ndarray]:
 @jax.jit
 def logs(q, k):
     return log_features(q, FREQUENCIES), log_features(k, FREQUENCIES)
+
+
+@functools.partial(jax.jit, static_argnames=("block_size", "causal", "packed"))
+def run(log_q, log_k, v, ids, **options):
+    return favor(log_q, log_k, v, find_segments(ids), **options)
 
 
 def expected(q, k, v, ids: list[int], causal: bool) -> np.ndarray:
@@ -57,12 +65,12 @@ def expected(q, k, v, ids: list[int], causal: bool) -> np.ndarray:
 # At thirty times the size the exponents are some thousand, and float32 has them to 1e-4.
 @pytest.mark.parametrize(("scale", "atol"), [(1.0, 1e-5), (30.0, 1e-3)])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("block_size", [pytest.param(1, marks=pytest.mark.slow), 8, 64])
+@pytest.mark.parametrize(
+    "block_size", [pytest.param(1, marks=pytest.mark.slow("another size of the blocks: the same code")), 8, 64]
+)
 def test_values(block_size, causal, scale, atol):
     q, k = queries_and_keys(scale)
-    segments = find_segments(jnp.asarray(IDS))
-    run = jax.jit(lambda *args: favor(*args, segments, block_size=block_size, causal=causal, packed=True))
-    out = np.asarray(run(*logs(q, k), V))
+    out = np.asarray(run(*logs(q, k), V, IDS, block_size=block_size, causal=causal, packed=True))
     for b, ids in enumerate(IDS.tolist()):
         for h in range(HEADS):
             expected_head = expected(q[b, h], k[b, h], V[b, h], ids, causal)
@@ -72,13 +80,8 @@ def test_values(block_size, causal, scale, atol):
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_one_document_per_sequence_equals_packing(scale):
     q, k = queries_and_keys(scale)
-    segments = find_segments(jnp.asarray([[1] * (L - 7) + [0] * 7, [1] * L]))
-    both = [
-        jax.jit(lambda *x, packed=packed: favor(*x, segments, block_size=8, causal=False, packed=packed))(
-            *logs(q, k), V
-        )
-        for packed in (False, True)
-    ]
+    ids = np.array([[1] * (L - 7) + [0] * 7, [1] * L], np.int32)
+    both = [run(*logs(q, k), V, ids, block_size=8, causal=False, packed=packed) for packed in (False, True)]
     np.testing.assert_allclose(*both, rtol=0, atol=1e-5)
 
 
@@ -86,18 +89,15 @@ def test_one_document_per_sequence_equals_packing(scale):
 def test_prefill_in_parts_is_the_parallel_form(scale):
     """Sequences at different positions, parts of any length, also empty."""
     log_q, log_k = logs(*queries_and_keys(scale))
-    segments = find_segments(jnp.ones((2, L), jnp.int32))
-    parallel = jax.jit(lambda *x: favor(*x, segments, block_size=8, causal=True, packed=False))
-    full = np.asarray(parallel(log_q, log_k, V))
+    full = np.asarray(run(log_q, log_k, V, np.ones((1, L), np.int32), block_size=8, causal=True, packed=False))
     state, start = no_features(2, HEADS, F, E), np.zeros(2, np.int32)
-    consume = jax.jit(lambda *args: prefill_favor(*args, block_size=8))
     for parts in ((13, 2), (0, 7), (1, 1), (17, 20), (1, 0), (12, 14), (1, 1)):
         size = 20 if max(parts) > 1 else 1  # two compiled shapes
         index = (start[:, None] + np.arange(size)).clip(0, L - 1)
         take = lambda x, index=index: np.take_along_axis(np.asarray(x), index[:, None, :, None], axis=2)
         real = np.arange(size)[None] < np.array(parts)[:, None]
         garbage = [np.where(real[:, None, :, None], take(x), np.nan) for x in (log_q, log_k, V)]
-        out, state = consume(*garbage, state, real)
+        out, state = prefill(*garbage, state, real, block_size=8)
         for b, n in enumerate(parts):
             expected_part = full[b, :, start[b] : start[b] + n]
             np.testing.assert_allclose(np.asarray(out)[b, :, :n], expected_part, rtol=0, atol=1e-5)
@@ -113,17 +113,15 @@ def test_later_keys_have_no_effect(block_size):
     whose outputs are equal up to rounding.
     """
     q, k = queries_and_keys(1.0)
-    run = jax.jit(
-        lambda log_q, log_k, v: favor(log_q, log_k, v, whole_row(L), block_size=block_size, causal=True, packed=False)
-    )
-    log_q, log_k = logs(q, k)
-    before = np.asarray(run(log_q, log_k, V))
+    attend = functools.partial(run, ids=np.ones((1, L), np.int32), block_size=block_size, causal=True, packed=False)
+    log_q, log_k = (np.asarray(x) for x in logs(q, k))
+    before = np.asarray(attend(log_q, log_k, V))
     for t in (0, 7, 8, 30):
         later = np.arange(L) > t
         values = np.where(later[:, None], 1e6, V).astype(np.float32)
         after = [
-            np.asarray(run(log_q, jnp.where(later[:, None], size * jnp.abs(log_k) + size, log_k), values))
-            for size in (1.2, 1000, 2000)
+            np.asarray(attend(log_q, np.where(later[:, None], size * np.abs(log_k) + size, log_k), values))
+            for size in np.float32([1.2, 1000, 2000])
         ]
         np.testing.assert_array_equal(after[0][:, :, : t + 1], before[:, :, : t + 1])
         np.testing.assert_array_equal(after[1][:, :, : t + 1], after[2][:, :, : t + 1])
@@ -151,7 +149,7 @@ def softmax_attention(q, k, v) -> np.ndarray:
     return scores @ v / scores.sum(axis=-1, keepdims=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("draws 30 sets of up to 1024 features")
 def test_the_error_falls_with_the_root_of_the_number_of_features():
     """Root mean square error over draws against exact softmax attention: 16 times the features, a fourth of the error.
 
@@ -179,7 +177,7 @@ def test_the_error_falls_with_the_root_of_the_number_of_features():
 @pytest.mark.parametrize("redraw", [True, False])
 def test_features_are_redrawn_only_in_training(redraw):
     config = complete(parse_model(model_config("performer", True, **{"favor.redraw": redraw})))
-    core = FavorCore(config, config[FavorOptions], config[LinearOptions], rngs=nnx.Rngs(0))
+    core = nnx.jit(lambda: FavorCore(config, config[FavorOptions], config[LinearOptions], rngs=nnx.Rngs(0)))()
     q, k, v = (jnp.asarray(draw(i, 2, 29, 16)[:1]) for i in (4, 5, 6))
 
     @jax.jit

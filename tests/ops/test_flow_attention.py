@@ -59,8 +59,9 @@ def test_gradients(causal):
     """Derivative along a random direction in queries, keys and values."""
     q, k, v = inputs()
     out_weights, directions = draw(5, H, L, E)[:2], [draw(6 + i, *x.shape[1:])[:2] for i, x in enumerate((q, k, v))]
-    grads = jax.grad(lambda *x: (out_weights * run(*x, IDS, causal=causal)).sum(), (0, 1, 2))(q, k, v)
-    slope = sum((g * d).sum() for g, d in zip(grads, directions, strict=True))
+    loss_of = lambda *x: (out_weights * run(*x, IDS, causal=causal)).sum()
+    grads = jax.jit(jax.grad(loss_of, (0, 1, 2)))(q, k, v)
+    slope = sum((np.asarray(g) * d).sum() for g, d in zip(grads, directions, strict=True))
 
     def loss(step: float) -> float:
         shifted = (x.astype(float) + step * d for x, d in zip((q, k, v), directions, strict=True))
@@ -69,7 +70,7 @@ def test_gradients(causal):
     assert slope == pytest.approx((loss(1e-6) - loss(-1e-6)) / 2e-6, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("runs prefills of five lengths, operation by operation")
 def test_from_a_state_at_any_split():
     """Sequences at different positions, any number of new tokens, also none, and NaN in the padding."""
     arrays, out = inputs(), expected(*inputs(), ONE_DOCUMENT, True)
@@ -92,7 +93,8 @@ def test_from_a_state_at_any_split():
 def test_a_document_of_one_token(causal):
     """All its flows are one, so its output is σ(1) v for any query and key."""
     q, k, v = inputs()
-    np.testing.assert_allclose(run(q, k, v, IDS, causal=causal)[0, :, 53], sigmoid(1.0) * v[0, :, 53], rtol=1e-5)
+    out = np.asarray(run(q, k, v, IDS, causal=causal))
+    np.testing.assert_allclose(out[0, :, 53], sigmoid(1.0) * v[0, :, 53], rtol=1e-5)
 
 
 def test_flows_are_conserved():
@@ -108,9 +110,9 @@ def test_flows_are_conserved():
 def test_heads_do_not_compete(causal):
     """The authors' code for Long Range Arena takes the softmax over heads, its last axis, instead of sources."""
     q, k, v = inputs()
-    before, changed = run(q, k, v, ONE_DOCUMENT, causal=causal), k.copy()
+    before, changed = np.asarray(run(q, k, v, ONE_DOCUMENT, causal=causal)), k.copy()
     changed[:, 0] += 1
-    after = run(q, changed, v, ONE_DOCUMENT, causal=causal)
+    after = np.asarray(run(q, changed, v, ONE_DOCUMENT, causal=causal))
     np.testing.assert_array_equal(after[:, 1], before[:, 1])
     assert np.abs(after[:, 0] - before[:, 0]).max() > 1e-2
 
@@ -131,7 +133,7 @@ def test_competition_depends_on_no_later_token():
     changed = [x.copy() for x in (q, k, v)]
     for x in changed:
         x[:, :, 40:] = -3 * x[:, :, 40:] + 1
-    before, after = run(q, k, v, ONE_DOCUMENT), run(*changed, ONE_DOCUMENT)
+    before, after = (np.asarray(run(*x, ONE_DOCUMENT)) for x in ((q, k, v), changed))
     np.testing.assert_array_equal(after[:, :, :40], before[:, :, :40])
 
 
@@ -142,7 +144,7 @@ def test_a_late_document_is_as_exact_as_the_first():
     q[:, :, :-late_length] += 5
     k[:, :, :-late_length] += 5
     ids = np.where(np.arange(length) < length - late_length, 1, 2).astype(np.int32)[None].repeat(2, axis=0)
-    late = run(q, k, v, ids, chunk_size=128)[:, :, -late_length:]
+    late = np.asarray(run(q, k, v, ids, chunk_size=128))[:, :, -late_length:]
     alone = run(*(x[:, :, -late_length:] for x in (q, k, v)), np.ones((2, late_length), np.int32), chunk_size=128)
     np.testing.assert_allclose(late, alone, rtol=1e-5, atol=1e-6)
 

@@ -1,5 +1,6 @@
 """The ring buffer of the last tokens, against a list of all tokens."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,13 +16,13 @@ def tokens(random, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 def assert_holds(ring: Ring, all_tokens, counts: np.ndarray) -> None:
     """Checks that each slot holds the newest token with its position modulo the size."""
-    positions = np.asarray(positions_in(ring, jnp.asarray(counts - 1)))
+    positions = np.asarray(jax.jit(positions_in)(ring, counts - 1))
     for b in range(ROWS):
         expected = {p % SIZE: p for p in range(counts[b])}
         for slot in range(SIZE):
             assert positions[b, slot] == expected[slot] if slot in expected else positions[b, slot] < 0
             if slot in expected:
-                for stored, every in zip(ring, all_tokens[b], strict=True):
+                for stored, every in zip(map(np.asarray, ring), all_tokens[b], strict=True):
                     np.testing.assert_array_equal(stored[b, :, slot], np.stack(every)[expected[slot]])
 
 
@@ -32,11 +33,11 @@ def test_pieces_of_any_length_and_single_tokens(lengths):
     all_tokens, counts = [([], []) for _ in range(ROWS)], np.zeros(ROWS, np.int32)
     for piece in (lengths, (2, 0, 9), (1, 1, 4)):
         new = tokens(random, max(piece))
-        joined = unroll_ring(ring, *map(jnp.asarray, new), jnp.asarray(counts))
-        ring = roll_ring(joined, SIZE, jnp.asarray(counts), jnp.asarray(piece, jnp.int32))
+        joined = jax.jit(unroll_ring)(ring, *new, counts)
+        ring = jax.jit(roll_ring, static_argnums=1)(joined, SIZE, counts, np.array(piece, np.int32))
         for b, length in enumerate(piece):
             first = max(counts[b] - SIZE, 0)
-            for cached, tokens_so_far, arriving in zip(joined, all_tokens[b], new, strict=True):
+            for cached, tokens_so_far, arriving in zip(map(np.asarray, joined), all_tokens[b], new, strict=True):
                 tokens_so_far.extend(arriving[b, :, t] for t in range(length))
                 window = slice(first - counts[b] + SIZE, length + SIZE)
                 expected = (
@@ -49,7 +50,7 @@ def test_pieces_of_any_length_and_single_tokens(lengths):
         assert_holds(ring, all_tokens, counts)
     for real in ((True, False, True), (True, True, True)) * 4:
         new = tokens(random, 1)
-        ring = write_token(ring, *map(jnp.asarray, new), jnp.asarray(counts), jnp.asarray(real))
+        ring = jax.jit(write_token)(ring, *new, counts, np.array(real))
         for b in np.flatnonzero(real):
             for tokens_so_far, arriving in zip(all_tokens[b], new, strict=True):
                 tokens_so_far.append(arriving[b, :, 0])

@@ -18,7 +18,10 @@ BATCH, HEADS, LENGTH, WIDTH, ROUNDS, COUNT = 2, 2, 41, 8, 3, 4
 # Padding first, between documents and last; a repeated id.
 IDS = np.array([[0] * 2 + [5] * 17 + [0] * 3 + [5] * 12 + [2] * 4 + [0] * 3, [1] * 41], np.int32)
 ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-causal_first = pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
+causal_first = pytest.mark.parametrize(
+    "causal",
+    [True, pytest.param(False, marks=pytest.mark.slow("the other direction: the same code with another mask"))],
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,9 @@ def test_hashes_are_computed_in_float32_at_the_highest_precision(arrays):
     assert set(product.params["precision"]) == {jax.lax.Precision.HIGHEST}
 
 
-@pytest.mark.parametrize("window", [5, 1000, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 41))])
+@pytest.mark.parametrize(
+    "window", [5, 1000, *(pytest.param(n, marks=pytest.mark.slow("another window: the same code")) for n in (1, 2, 41))]
+)
 @ways
 def test_it_is_softmax_over_the_set_of_visible_tokens(causal, window, arrays):
     """The length is no multiple of the window; a pair in several rounds counts once; padding gets zeros."""
@@ -124,7 +129,7 @@ def test_vectors_of_zeros_have_finite_gradients(arrays):
 def test_bfloat16_with_the_same_hashes(causal, arrays):
     """With equal hashes the error is that of bfloat16; only hashes of tokens near a border may differ."""
     x, v, rotations = map(jnp.asarray, arrays)
-    runs_BxL = find_segments(jnp.asarray(IDS)).runs_BxL
+    runs_BxL = jax.jit(find_segments)(IDS).runs_BxL
     by_bucket = jax.jit(lambda x: sorted_by_bucket(hash_buckets(x, rotations), runs_BxL, COUNT, 5))(x)
     run = jax.jit(lambda q, v: lsh_attention(q, unit(q), v, by_bucket, window=5, causal=causal).astype(jnp.float32))
     exact, rounded = (

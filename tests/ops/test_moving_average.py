@@ -10,7 +10,7 @@ from flash_lm.ops.segments import find_segments
 from ops.test_segments import LENGTH, random_ids
 
 BATCH, WIDTH, SUMS = 3, 4, 3
-RUNS = np.asarray(find_segments(jnp.asarray(random_ids(5)[:BATCH])).runs_BxL)
+RUNS = np.asarray(jax.jit(find_segments)(random_ids(5)[:BATCH]).runs_BxL)
 ONE = np.ones_like(RUNS)
 run = jax.jit(moving_average, static_argnames="chunk_size")
 prefill = jax.jit(prefill_moving_average, static_argnames="chunk_size")
@@ -76,11 +76,11 @@ def test_derivatives():
 def test_a_sequence_in_pieces():
     """Prefill at any split, also of no tokens, and single tokens; padding leaves the state unchanged."""
     x, average = inputs()
-    state, outs, start = jnp.zeros((BATCH, WIDTH, SUMS)), [], 0
+    state, outs, start = np.zeros((BATCH, WIDTH, SUMS), np.float32), [], 0
     for stop, padding in ((7, 3), (7, 4), (8, 0), (21, 2), *((t, 0) for t in range(22, LENGTH + 1))):
         piece = np.pad(x[:, start:stop], [(0, 0), (0, padding), (0, 0)], constant_values=np.nan)
         real = np.arange(stop - start + padding)[None] < np.full((BATCH, 1), stop - start)
         out, state = prefill(piece, average, state, real, chunk_size=8)
-        outs.append(out[:, : stop - start])
+        outs.append(np.asarray(out)[:, : stop - start])
         start = stop
     np.testing.assert_allclose(np.concatenate(outs, axis=1), expected(x, average, ONE), rtol=1e-5, atol=1e-5)

@@ -15,7 +15,7 @@ from ops.test_segments import LENGTH, random_ids
 
 BATCH, HEADS, CHUNK = 4, 3, 8
 IDS = random_ids(3)
-RUNS = np.asarray(find_segments(jnp.asarray(IDS)).runs_BxL)
+RUNS = np.asarray(jax.jit(find_segments)(IDS).runs_BxL)
 DECAYS = {  # log decay per head
     "none": (0.0, 0.0, 0.0),
     "usual": (-0.01, -0.3, -2.0),
@@ -23,6 +23,7 @@ DECAYS = {  # log decay per head
 }
 run = jax.jit(decayed_sums, static_argnames=("chunk_size", "causal"))
 prefill = jax.jit(prefill_decayed, static_argnames="chunk_size")
+step = jax.jit(step_decayed)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_values(kind, chunk_size, arrays):
 def test_groups_of_chunks(arrays, monkeypatch):
     """Sums also decay from group to group."""
     monkeypatch.setattr(chunks, "_GROUP", 3)
-    actual = decayed_sums(*map(jnp.asarray, arrays), jnp.asarray(decays("usual")), jnp.asarray(RUNS), chunk_size=2)
+    actual = jax.jit(lambda *x: decayed_sums(*x, chunk_size=2))(*arrays, decays("usual"), RUNS)
     expected = expected_output(arrays, decays("usual"), RUNS)
     np.testing.assert_allclose(np.where(RUNS[:, None, :, None] > 0, actual, 0), expected, rtol=1e-5, atol=1e-5)
 
@@ -82,21 +83,21 @@ def test_one_decay_for_all_tokens(arrays):
 @pytest.mark.parametrize("chunk_size", [5, 64])
 def test_derivatives(chunk_size, arrays):
     """Along random directions against differences of the recurrence, also by the decays."""
-    random, step = np.random.default_rng(2), 1e-6
+    random, shift = np.random.default_rng(2), 1e-6
     out_weights = random.standard_normal((BATCH, HEADS, LENGTH, 2)) * (RUNS > 0)[:, None, :, None]
     inputs = [x.astype(np.float64) for x in (*arrays, decays("usual"))]
     loss = lambda *x: (decayed_sums(*x, jnp.asarray(RUNS), chunk_size=chunk_size) * out_weights).sum()
     grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*(jnp.asarray(x, jnp.float32) for x in inputs))
     for i, grad in enumerate(grads):
         direction = random.standard_normal(inputs[i].shape)
-        shifted = [[x + sign * step * direction if j == i else x for j, x in enumerate(inputs)] for sign in (1, -1)]
+        shifted = [[x + sign * shift * direction if j == i else x for j, x in enumerate(inputs)] for sign in (1, -1)]
         ends = [(expected_output(x[:3], x[3], RUNS) * out_weights).sum() for x in shifted]
         np.testing.assert_allclose(
-            (np.asarray(grad) * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-4
+            (np.asarray(grad) * direction).sum(), (ends[0] - ends[1]) / (2 * shift), rtol=1e-4, atol=1e-4
         )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles two operators; their values are compared with loops in quick tests")
 def test_without_decay_it_equals_unnormalised_linear_attention(arrays):
     """Equal to the bit, as the weights are exactly one."""
     actual = decayed_sums(*map(jnp.asarray, arrays), jnp.zeros((1, HEADS, 1)), jnp.asarray(RUNS), chunk_size=CHUNK)
@@ -112,7 +113,7 @@ def test_a_sequence_in_pieces(kind, arrays):
     """Prefill at any split and single steps give the same output; padding leaves the state unchanged."""
     log_decay, one = decays(kind), np.ones((BATCH, LENGTH), np.int32)
     expected = expected_output(arrays, log_decay, one)
-    state, outs, start = jnp.zeros((BATCH, HEADS, 3, 2)), [], 0
+    state, outs, start = np.zeros((BATCH, HEADS, 3, 2), np.float32), [], 0
     for stop, padding in ((7, 3), (8, 0), (21, 2)):
         piece = [
             np.pad(x[:, :, start:stop], [(0, 0), (0, 0), (0, padding), (0, 0)], constant_values=np.nan) for x in arrays
@@ -120,10 +121,10 @@ def test_a_sequence_in_pieces(kind, arrays):
         decay = np.pad(log_decay[:, :, start:stop], [(0, 0), (0, 0), (0, padding)], constant_values=np.nan)
         real = np.arange(stop - start + padding)[None] < np.full((BATCH, 1), stop - start)
         out, state = prefill(*piece, decay, state, real, chunk_size=CHUNK)
-        outs.append(out[:, :, : stop - start])
+        outs.append(np.asarray(out)[:, :, : stop - start])
         start = stop
     for t in range(start, LENGTH):
-        out, state = step_decayed(*(jnp.asarray(x[:, :, t : t + 1]) for x in (*arrays, log_decay)), state)
+        out, state = step(*(x[:, :, t : t + 1] for x in (*arrays, log_decay)), state)
         outs.append(out)
     np.testing.assert_allclose(np.concatenate(outs, axis=2), expected, rtol=1e-5, atol=1e-5)
 

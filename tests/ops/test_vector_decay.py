@@ -13,11 +13,12 @@ from ops.test_segments import LENGTH, random_ids
 
 BATCH, HEADS, WIDTH, FLOOR = 3, 2, 4, -5.0
 IDS = random_ids(5)[:BATCH]
-RUNS = np.asarray(find_segments(jnp.asarray(IDS)).runs_BxL)
+RUNS = np.asarray(jax.jit(find_segments)(IDS).runs_BxL)
 ONE = np.ones_like(RUNS)
 KINDS = ("usual", "ends", "floor")
 run = jax.jit(gated_sums, static_argnames="chunk_size")
 prefill = jax.jit(prefill_gated, static_argnames="chunk_size")
+step = jax.jit(step_gated)
 
 
 def inputs(kind: str, length: int = LENGTH) -> tuple[GatedInputs, np.ndarray]:
@@ -61,7 +62,8 @@ def test_one_decay_for_all_channels_is_a_decayed_sum():
     log_decay = arguments.log_decay_BxHxLxK[..., :1]
     alike = arguments._replace(log_decay_BxHxLxK=np.broadcast_to(log_decay, arguments.k_BxHxLxK.shape))
     actual = run(alike, v, RUNS, chunk_size=8)
-    same = decayed_sums(arguments.q_BxHxLxK, arguments.k_BxHxLxK, v, log_decay[..., 0], RUNS, chunk_size=8)
+    sums = jax.jit(decayed_sums, static_argnames="chunk_size")
+    same = sums(arguments.q_BxHxLxK, arguments.k_BxHxLxK, v, log_decay[..., 0], RUNS, chunk_size=8)
     np.testing.assert_allclose(actual, same, rtol=1e-5, atol=1e-5)
 
 
@@ -69,7 +71,7 @@ def test_one_decay_for_all_channels_is_a_decayed_sum():
 @pytest.mark.parametrize("chunk_size", [5, 16])
 def test_derivatives(kind, chunk_size):
     """Along random directions against differences of the recurrence, also by the decays."""
-    random, step = np.random.default_rng(2), 1e-6
+    random, shift = np.random.default_rng(2), 1e-6
     arguments, v = inputs(kind)
     out_weights = random.standard_normal(v.shape) * (RUNS > 0)[:, None, :, None]
     loss = lambda *x: (
@@ -82,9 +84,9 @@ def test_derivatives(kind, chunk_size):
     grads = jax.jit(jax.grad(loss, argnums=range(4)))(*(jnp.asarray(x, jnp.float32) for x in exact))
     for i, grad in enumerate(grads):
         direction = random.standard_normal(exact[i].shape)
-        shifted = [[x + sign * step * direction if j == i else x for j, x in enumerate(exact)] for sign in (1, -1)]
+        shifted = [[x + sign * shift * direction if j == i else x for j, x in enumerate(exact)] for sign in (1, -1)]
         ends = [(expected(GatedInputs(*x[:3]), x[3], RUNS) * out_weights).sum() for x in shifted]
-        difference = (ends[0] - ends[1]) / (2 * step)
+        difference = (ends[0] - ends[1]) / (2 * shift)
         np.testing.assert_allclose((np.asarray(grad) * direction).sum(), difference, rtol=1e-4, atol=1e-4)
 
 
@@ -100,16 +102,16 @@ def test_derivatives_at_the_floor_are_finite():
 def test_a_sequence_in_pieces(kind):
     """Prefill at any split and single steps give the same output; padding leaves the state unchanged."""
     arguments, v = inputs(kind)
-    state, outs, start = jnp.zeros((BATCH, HEADS, WIDTH, 3)), [], 0
+    state, outs, start = np.zeros((BATCH, HEADS, WIDTH, 3), np.float32), [], 0
     for stop, padding in ((7, 3), (8, 0), (21, 2)):
         pads = [(0, 0), (0, 0), (0, padding), (0, 0)]
         *piece, values = (np.pad(x[:, :, start:stop], pads, constant_values=np.nan) for x in (*arguments, v))
         real = np.arange(stop - start + padding)[None] < np.full((BATCH, 1), stop - start)
         out, state = prefill(GatedInputs(*piece), values, state, real, chunk_size=8)
-        outs.append(out[:, :, : stop - start])
+        outs.append(np.asarray(out)[:, :, : stop - start])
         start = stop
     for t in range(start, LENGTH):
-        *token, value = (jnp.asarray(x[:, :, t : t + 1]) for x in (*arguments, v))
-        out, state = step_gated(GatedInputs(*token), value, state)
+        *token, value = (x[:, :, t : t + 1] for x in (*arguments, v))
+        out, state = step(GatedInputs(*token), value, state)
         outs.append(out)
     np.testing.assert_allclose(np.concatenate(outs, axis=2), expected(arguments, v, ONE), rtol=1e-5, atol=1e-5)

@@ -1,7 +1,9 @@
 """Key spans (masks) against their definition pair by pair, in every form of attention."""
 
+import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,6 +35,7 @@ def visible_pairs(ids: list[int], causal: bool, window: int | None, prefix: int)
     return visible
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def key_span(ids: np.ndarray, causal: bool, window: int | None, prefix: int) -> KeySpan:
     prefix_1x1 = jnp.full((1, 1), prefix, jnp.int32) if prefix else None
     return document_key_span(find_segments(jnp.asarray(ids)), causal=causal, window=window, prefix_BxL=prefix_1x1)
@@ -78,27 +81,31 @@ def arrays() -> list[np.ndarray]:
     return [random.standard_normal((4, 1, LENGTH, width)).astype(np.float32) for width in (3, 3, 2)]
 
 
-def plain(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
+def plain(q, k, v, ids, key_span_BxL: KeySpan, chunk: int):
     return quadratic_attention(q, k, v, key_span_BxL, function="relu2", scale=0.7, divisor_BxL=jnp.ones((1, LENGTH)))
 
 
-def blocked(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
-    monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
-    monkeypatch.setattr(blocked_attention, "LARGEST", 4)
+def blocked(q, k, v, ids, key_span_BxL: KeySpan, chunk: int):
     divisor = jnp.ones((1, LENGTH))
     return quadratic_attention(q, k, v, key_span_BxL, function="relu2", scale=0.7, divisor_BxL=divisor, blocked=True)
 
 
-def local(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
+def local(q, k, v, ids, key_span_BxL: KeySpan, chunk: int):
     q, k, v = (x[:, 0] for x in (q, k, v))
     settings = {"chunk_size": chunk, "function": "relu2", "scale": 0.7, "divisor_BxL": jnp.ones((1, LENGTH))}
     return local_attention(q, k, v, key_span_BxL, **settings)[:, None]
 
 
-def kernel(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
+def kernel(q, k, v, ids, key_span_BxL: KeySpan, chunk: int):
     runs, divisor = find_segments(jnp.asarray(ids)).runs_BxL, jnp.ones((1, LENGTH))
     form = Form("relu2", 0.7, "interpreted")
     return attend_in_chunks(form, q, k, v, runs, key_span_BxL, chunk_size=chunk, divisor_BxL=divisor)
+
+
+@functools.cache
+def compile_form(form, chunk: int):
+    """Compiles one form for all kinds."""
+    return jax.jit(functools.partial(form, chunk=chunk))
 
 
 @kinds
@@ -107,6 +114,8 @@ def kernel(q, k, v, ids, key_span_BxL: KeySpan, chunk: int, monkeypatch):
     [(plain, LENGTH), (blocked, LENGTH), (local, LENGTH), (local, CHUNK), (kernel, LENGTH), (kernel, 8)],
 )
 def test_every_form_obeys_the_key_span(form, chunk, kind, arrays, monkeypatch):
+    monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
+    monkeypatch.setattr(blocked_attention, "LARGEST", 4)
     ids = random_ids(7)
     q, k, v = (x.astype(np.float64) for x in arrays)
     visible = np.stack([visible_pairs(row.tolist(), *kind) for row in ids]) & (
@@ -114,5 +123,5 @@ def test_every_form_obeys_the_key_span(form, chunk, kind, arrays, monkeypatch):
     )
     scores = np.einsum("bhik,bhjk->bhij", q, k) * 0.7
     expected = np.where(visible[:, None], np.square(np.maximum(scores, 0)), 0) @ v
-    actual = form(*(jnp.asarray(x) for x in arrays), ids, key_span(ids, *kind), chunk, monkeypatch)
+    actual = compile_form(form, chunk)(*arrays, ids, key_span(ids, *kind))
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ from ops.test_segments import LENGTH, random_ids
 
 BATCH, WIDTH = 3, 4
 IDS = random_ids(5)[:BATCH]
-RUNS = np.asarray(find_segments(jnp.asarray(IDS)).runs_BxL)
+RUNS = np.asarray(jax.jit(find_segments)(IDS).runs_BxL)
 ONE = np.ones_like(RUNS)
 run = jax.jit(wkv, static_argnames=("chunk_size", "causal"))
 prefill = jax.jit(prefill_wkv, static_argnames="chunk_size")
@@ -73,6 +73,6 @@ def test_a_sequence_in_pieces():
         piece = (np.pad(x[:, start:stop], pads, constant_values=np.nan) for x in (k, v))
         real = np.arange(stop - start + padding)[None] < np.full((BATCH, 1), stop - start)
         out, state = prefill(*piece, rate, bonus, state, real, chunk_size=8)
-        outs.append(out[:, : stop - start])
+        outs.append(np.asarray(out)[:, : stop - start])
         start = stop
     np.testing.assert_allclose(np.concatenate(outs, axis=1), expected(k, v, rate, bonus, ONE), rtol=1e-5, atol=1e-5)

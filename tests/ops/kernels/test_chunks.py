@@ -137,7 +137,7 @@ def test_weights_that_decay(chunk, length):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles another kernel of three bands; test_bands_of_queries is quick")
 def test_bands_of_queries_whose_weights_decay(clear_traces, monkeypatch):
     monkeypatch.setattr(attention, "_BAND", 32)
     assert_matches_reference(
@@ -160,7 +160,7 @@ def test_bfloat16(across):
     assert_matches_reference(x, packed(2, 70), rtol=2e-2, dtype="bfloat16", **settings)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("interprets kernels with large tiles on hundreds of tokens")
 @pytest.mark.parametrize("name", ["triton", "mosaic"])
 @pytest.mark.parametrize("across", [True, False], ids=["mixed", "all_pairs"])
 def test_tile_sizes_of_gpu_and_tpu(name, across, clear_traces, monkeypatch):

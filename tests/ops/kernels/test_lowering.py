@@ -24,7 +24,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow("another dtype: the same kernels"))]
+)
 @pytest.mark.parametrize(
     ("backend", "function", "shape"),
     [
