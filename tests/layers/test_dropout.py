@@ -27,7 +27,7 @@ def assert_rate(dropped: np.ndarray) -> None:
 
 
 def test_drop():
-    kept = np.asarray(drop(jnp.ones((20, 30, 40)), RATE, KEY))
+    kept = np.asarray(jax.jit(drop, static_argnums=1)(np.ones((20, 30, 40), np.float32), RATE, KEY))
     assert_rate(kept == 0)
     np.testing.assert_allclose(kept[kept != 0], 1 / (1 - RATE), rtol=1e-6)
     # Entries are dropped independently, not as complete tokens or channels.
@@ -59,7 +59,7 @@ def test_the_embedding_is_dropped():
     params = jax.tree.map(np.copy, model.params)
     for name in ("sublayer_0", "sublayer_1"):
         params["layers"][name]["output" if name == "sublayer_0" else "down"]["kernel"][:] = 0
-    features = model.model(params).features(ModelInputs(jnp.asarray(tokens())), KEY)
+    features = jax.jit(lambda params: model.model(params).features(ModelInputs(tokens()), KEY))(params)
     assert_rate(np.asarray(features) == 0)
 
 
@@ -88,7 +88,7 @@ def test_each_sublayers_output_is_dropped(family):
     assert (masks[0] != masks[1]).mean() == pytest.approx(2 * RATE * (1 - RATE), abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("runs a unit eagerly, operation by operation")
 def test_mega_drops_its_candidate():
     """x (1 − σ(u)) + σ(u) drop(h): the residual stream is not dropped, although the unit owns its residual."""
     config = complete(parse_model(model_config("mega", True, dropout=RATE, model_dim=64)))
@@ -106,13 +106,17 @@ def test_mega_drops_its_candidate():
 def test_a_closing_half_step_drops_its_output():
     """norm(x + drop(h)) with the norm removed: the residual stream is not dropped."""
     config = complete(parse_model(model_config("conformer", True, dropout=RATE, model_dim=64)))
-    unit = FAMILIES["conformer"].sublayers[-1](config, rngs=nnx.Rngs(0))
-    unit.closing_norm = lambda x: x
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 29, 64)), jnp.float32)
-    segments = whole_row(29)
-    context = Context(positions_BxL=segments.offsets_BxL, segments=segments)
-    undropped, dropped = unit(x, context) - x, unit(x, dataclasses.replace(context, dropout_key=KEY)) - x
-    zeros = np.abs(np.asarray(dropped)) < 1e-6
+
+    @jax.jit
+    def change(key):
+        unit = FAMILIES["conformer"].sublayers[-1](config, rngs=nnx.Rngs(0))
+        unit.closing_norm = lambda x: x
+        segments = whole_row(29)
+        return unit(x, Context(positions_BxL=segments.offsets_BxL, segments=segments, dropout_key=key)) - x
+
+    undropped, dropped = np.asarray(change(None)), np.asarray(change(KEY))
+    zeros = np.abs(dropped) < 1e-6
     assert_rate(zeros)
     np.testing.assert_allclose(dropped[~zeros], undropped[~zeros] / (1 - RATE), rtol=1e-3, atol=1e-5)
 
@@ -120,18 +124,23 @@ def test_a_closing_half_step_drops_its_output():
 def test_layers_have_different_masks():
     """Two layers with the same parameters draw different masks."""
     model = case("transformer_plus", True, dropout=RATE, num_layers=2)
-    calls = []
     original = jax.random.bernoulli
 
-    def spy(key, p, shape):
-        calls.append(original(key, p, shape))
-        return calls[-1]
+    @jax.jit
+    def drawn(params):
+        calls = []
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.random, "bernoulli", spy)
-        patch.setattr(jax.lax, "scan", scan_unrolled)
-        model.model(model.params).features(ModelInputs(jnp.asarray(tokens())), KEY)
-    masks = [np.asarray(mask) for mask in calls]
+        def spy(key, p, shape):
+            calls.append(original(key, p, shape))
+            return calls[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax.random, "bernoulli", spy)
+            patch.setattr(jax.lax, "scan", scan_unrolled)
+            model.model(params).features(ModelInputs(tokens()), KEY)
+        return calls
+
+    masks = [np.asarray(mask) for mask in drawn(model.params)]
     assert len(masks) == 1 + 2 * 2
     for i, mask in enumerate(masks):
         assert_rate(~mask)
@@ -140,7 +149,7 @@ def test_layers_have_different_masks():
 
 
 def scan_unrolled(body, carry, xs, unroll=1):
-    """lax.scan as a Python loop, so that the masks in the body are concrete values."""
+    """lax.scan as a Python loop, so that the masks in the body are values outside of it, too."""
     outputs = []
     for n in range(jax.tree.leaves(xs)[0].shape[0]):
         carry, output = body(carry, jax.tree.map(lambda x, n=n: x[n], xs))

@@ -17,7 +17,7 @@ from flash_lm.layers.context import make_context
 LENGTH, WIDTH = 40, 16  # three chunks
 
 
-@pytest.mark.slow
+@pytest.mark.slow("differentiates eagerly, operation by operation")
 @pytest.mark.parametrize("decay", [-200.0, 200.0])
 @pytest.mark.parametrize("damping", [-200.0, 200.0])
 def test_ends(damping, decay):
