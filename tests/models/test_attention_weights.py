@@ -28,10 +28,10 @@ def maps(family: str, causal: bool | None = None, segment_ids=None, **overrides)
     return model, [dataclasses.replace(one, weights_BxHxLxL=x) for one, x in zip(parts, weights, strict=True)]
 
 
-def first_mixer(model, segment_ids=None):
+def first_mixer(model, params):
     """Returns the mixer of the first layer, its input, and its context."""
-    bound = model.model(model.params)
-    x, context = bound.embed(ModelInputs(jnp.asarray(tokens()), segment_ids))
+    bound = model.model(params)
+    x, context = bound.embed(ModelInputs(jnp.asarray(tokens())))
     *before, mixer = bound.unstacked_blocks()[0].residuals()[: FAMILIES[model.family].mixer + 1]
     for residual in before:
         x = residual.after(x, residual.sublayer(residual.before(x), context))
@@ -55,16 +55,28 @@ def test_invisible_tokens_have_no_weight(family):
 @pytest.mark.parametrize("family", [name for name in FAMILIES if ROWS[name].by_pairs])
 def test_weights_times_values_are_the_output(family):
     model, parts = maps(family)
-    sublayer, x, context = first_mixer(model)
-    pairs, v, _ = sublayer.project(x, context)
-    total = sum(one.weights_BxHxLxL for one in parts if (one.layer, one.sublayer) == (0, FAMILIES[family].mixer))
-    assert_close(jnp.einsum("bhtu,bhue->bhte", total, v), sublayer.core(pairs, v, context), 1e-5)
+
+    @jax.jit
+    def values_and_outputs(params):
+        sublayer, x, context = first_mixer(model, params)
+        pairs, v, _ = sublayer.project(x, context)
+        return v, sublayer.core(pairs, v, context)
+
+    v, expected = map(np.asarray, values_and_outputs(model.params))
+    first = [one for one in parts if (one.layer, one.sublayer) == (0, FAMILIES[family].mixer)]
+    total = sum(np.asarray(one.weights_BxHxLxL) for one in first)
+    assert_close(np.einsum("bhtu,bhue->bhte", total, v), expected, 1e-5)
 
 
 def test_softmax_weights_by_definition():
     model, parts = maps("transformer")
-    sublayer, x, context = first_mixer(model)
-    q, k = sublayer.project(x, context).by["attention"]
+
+    @jax.jit
+    def queries_and_keys(params):
+        sublayer, x, context = first_mixer(model, params)
+        return sublayer.project(x, context).by["attention"]
+
+    q, k = queries_and_keys(model.params)
     scores = np.einsum("bhtd,bhud->bhtu", *(np.asarray(one, np.float64) for one in (q, k))) / np.sqrt(q.shape[-1])
     scores = np.where(np.tri(LENGTH, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -98,14 +110,15 @@ def test_weights_of_aft(family):
     assert ("exp(w)" in by_part) == (family != "aft_simple")
     if family == "aft_simple":
         return
-    core, distance = first_mixer(model)[0].core, np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None]
+    core = {name: x[0].astype(np.float64) for name, x in model.params["layers"]["sublayer_0"]["core"].items()}
+    distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None]
     if family == "aft_conv":
-        taps = np.asarray(core.taps[...], np.float64)
+        taps = core["taps"]
         normal = (taps - taps.mean(1, keepdims=True)) / np.sqrt(taps.var(1, keepdims=True) + _STD_EPS)
-        filters = np.asarray(core.gain[...]) * normal + np.asarray(core.offset[...])
+        filters = core["gain"] * normal + core["offset"]
         w = filters[:, distance.clip(0, 4)]
     else:
-        w = np.asarray(core.query_position[...], np.float64) @ np.asarray(core.key_position[...], np.float64).T
+        w = core["query_position"] @ core["key_position"].T
         w = w[None, :LENGTH, :LENGTH]
     near = distance < (LENGTH if family == "aft_full" else 5)
     expected = np.where(distance >= 0, np.where(near, np.exp(w), 1), 0)

@@ -4,20 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from flash_lm import build_model
 from flash_lm.models.classifier import POOLS, ClassHead
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.models.output_heads import HeadInputs
-from models.cases import assert_close, model_config
+from models.cases import assert_close, case
 
 CLASSES = 3
 
 
-def build_classifier(pool="mean", family="transformer_plus_plus", causal=False):
-    keys = {"head": "classes", "classes.count": CLASSES, "classes.pool": pool}
-    return build_model(model_config(family, causal, **keys), rngs=nnx.Rngs(0))
+def classifier(pool="mean", family="transformer_plus_plus", causal=False):
+    return case(family, causal, **{"head": "classes", "classes.count": CLASSES, "classes.pool": pool})
 
 
 def test_pools_against_loops():
@@ -35,25 +32,31 @@ def test_pools_against_loops():
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_one_vector_of_logits_per_sequence_and_padding_is_invisible(pool):
-    model, inputs = build_classifier(pool), jnp.int32([[1, 5, 6, 7, 0, 0], [1, 9, 8, 7, 6, 5]])
-    segments = jnp.int32([[1, 1, 1, 1, 0, 0], [1] * 6])
-    logits = model(inputs, segments)
-    assert logits.shape == (2, 1, CLASSES) and logits.dtype == jnp.float32
-    other = model(inputs.at[0, 4:].set(11), segments)
-    assert_close(other, logits, 1e-6)
-    alone = model(inputs[:1, :4])
+    model, inputs = classifier(pool), np.int32([[1, 5, 6, 7, 0, 0], [1, 9, 8, 7, 6, 5]])
+    segments = np.int32([[1, 1, 1, 1, 0, 0], [1] * 6])
+    logits = np.asarray(model.logits(model.params, inputs, segments))
+    assert logits.shape == (2, 1, CLASSES) and logits.dtype == np.float32
+    other = np.where(segments > 0, inputs, 11).astype(np.int32)
+    assert_close(model.logits(model.params, other, segments), logits, 1e-6)
+    alone = np.asarray(model.logits(model.params, inputs[:1, :4]))
     assert_close(alone[0], logits[0], 1e-5)
-    features = np.asarray(model.pool(model.features(ModelInputs(inputs, segments)), segments), np.float64)
-    expected = features @ np.asarray(model.classifier.map.kernel[...], np.float64)
-    assert_close(logits, expected + np.asarray(model.classifier.bias[...]), 1e-5)
+
+    @jax.jit
+    def pooled(params):
+        bound = model.model(params)
+        return bound.pool(bound.features(ModelInputs(inputs, segments)), segments)
+
+    features, parameters = np.asarray(pooled(model.params), np.float64), model.params["classifier"]
+    assert_close(logits, features @ parameters["map"]["kernel"].astype(np.float64) + parameters["bias"], 1e-5)
 
 
 def test_a_causal_model_sees_the_full_sequence_in_its_last_token():
     """The last token changes the logits with pool=last and mean, but not with first."""
-    inputs = jnp.int32([[1, 5, 6, 7]])
+    inputs = np.int32([[1, 5, 6, 7]])
     for pool, changes in (("last", True), ("first", False), ("mean", True)):
-        model = build_classifier(pool, causal=True)
-        difference = np.abs(np.asarray(model(inputs.at[0, 3].set(9)) - model(inputs))).max()
+        model = classifier(pool, causal=True)
+        before, after = (np.asarray(model.logits(model.params, x)) for x in (inputs, np.int32([[1, 5, 6, 9]])))
+        difference = np.abs(after - before).max()
         assert (difference > 1e-6) == changes
 
 
@@ -73,16 +76,14 @@ def test_loss_and_hits_against_a_loop():
             logits = x @ kernel + bias
             nll += np.log(np.exp(logits).sum()) - logits[target]
             confusion[target, logits.argmax()] += 1
-    assert float(head.loss(inputs)[0]) == pytest.approx(nll, rel=1e-5)
-    scores = {name: x[:4, 0] for name, x in head.scores(inputs).items()}  # the example without weight does not count
+    loss, scores = jax.jit(lambda inputs: (head.loss(inputs)[0], head.scores(inputs)))(inputs)
+    assert float(loss) == pytest.approx(nll, rel=1e-5)
+    scores = {name: np.asarray(x)[:4, 0] for name, x in scores.items()}  # the example without weight does not count
     assert float(scores["nll"].sum()) == pytest.approx(nll, rel=1e-5)
     assert float(scores["hits"].sum()) == np.trace(confusion)
     np.testing.assert_array_equal(scores["confusion"].sum(axis=0), confusion)
 
 
 def test_a_classifier_has_no_output_embedding():
-    paths = {
-        jax.tree_util.keystr(p)
-        for p, _ in jax.tree_util.tree_leaves_with_path(nnx.state(build_classifier(), nnx.Param))
-    }
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(classifier().params)]
     assert not any("output_embedding" in path for path in paths) and sum("classifier" in path for path in paths) == 2

@@ -10,7 +10,9 @@ from models.cases import BATCH, LENGTH, PACKED, SHAPE, Case, assert_close, case,
 from models.test_oracle import assert_logits_equal
 
 ways = pytest.mark.parametrize(
-    "causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "both-ways"]
+    "causal",
+    [True, pytest.param(False, marks=pytest.mark.slow("compiles another model: the same code with centred filters"))],
+    ids=["causal", "both-ways"],
 )
 each = pytest.mark.parametrize("which", ["conformer", "lite_transformer"])
 FEW_ATTEND = {"num_heads": 4, "lite.attention_share": 0.25}
@@ -40,7 +42,14 @@ def test_kernels_differ_by_layer(causal):
 
 
 @pytest.mark.parametrize(
-    "options", [{"lite.convolution": "light"}, pytest.param({}, marks=pytest.mark.slow)], ids=["light", "dynamic"]
+    "options",
+    [
+        {"lite.convolution": "light"},
+        pytest.param(
+            {}, marks=pytest.mark.slow("compiles another model: dynamic convolutions are those of test_oracle.py")
+        ),
+    ],
+    ids=["light", "dynamic"],
 )
 @ways
 def test_options_equal_the_oracle(causal, options):
@@ -49,7 +58,7 @@ def test_options_equal_the_oracle(causal, options):
     assert_logits_equal(model, PACKED, model.logits(model.params, tokens(), PACKED))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a model of four layers, and others have patterns, too")
 def test_a_pattern_numbers_layers_through_the_model():
     """The second and fourth layer are convolutions, with the second and fourth kernel size."""
     keys = {"num_layers": 4, "lite.kernels": (2, 3, 5, 4), "lite.convolution": "light"}
@@ -119,7 +128,7 @@ def test_incompatible_keys(family, keys, message):
         Case(family, True, keys)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles a model and a prefill for one size of the kernel")
 def test_one_tap_is_enough():
     """The state holds no input, and the convolution is a product per channel."""
     model = case("conformer", True, **{"conformer.kernel": 1})

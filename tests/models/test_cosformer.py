@@ -24,6 +24,7 @@ def draw(*shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(shape).normal(size=shape), jnp.float32)
 
 
+@jax.jit
 def attend(q, k, v):
     core = CosformerCore(ModelConfig(), CosformerOptions(cos_length=64), LinearOptions(chunk_size=8))
     segments = whole_row(v.shape[2])
@@ -75,12 +76,12 @@ def test_m_is_not_the_length_of_the_sequence():
     assert_close(prefix, full[:, :11], 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles attention and its derivative for one query")
 def test_a_query_without_any_weight():
     """relu often makes all of a query or key zero; then the output is zero, not NaN."""
     q, k, v = draw(1, 2, 12, 4), draw(2, 2, 12, 4)[:1], draw(3, 2, 12, 4)[:1]
     q, k = q.at[:, :, 5].set(-1.0), k.at[:, :, 0].set(-1.0)
-    out, grads = attend(q, k, v), jax.grad(lambda *x: (attend(*x) ** 2).sum(), (0, 1, 2))(q, k, v)
+    out, grads = attend(q, k, v), jax.jit(jax.grad(lambda *x: (attend(*x) ** 2).sum(), (0, 1, 2)))(q, k, v)
     assert (out[:, :, 5] == 0).all() and (out[:, :, 0] == 0).all() and (jnp.abs(out[:, :, 11]) > 0).any()
     assert all(np.isfinite(g).all() for g in grads)
 

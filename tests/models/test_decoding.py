@@ -19,7 +19,8 @@ NORMALIZED = [name for name, row in oracle_families.FAMILIES.items() if row.read
 CONSTANT = [name for name, row in oracle_families.FAMILIES.items() if row.constant_state]
 each_family = pytest.mark.parametrize("family", CAUSAL)
 # Tokens that the two sequences have consumed: none, a full chunk, more and less than one, all.
-SPLITS = [(0, 13), (16, 23), *(pytest.param(split, marks=pytest.mark.slow) for split in ((8, 7), (29, 1)))]
+another_split = pytest.mark.slow("other numbers of tokens: the same compiled functions")
+SPLITS = [(0, 13), (16, 23), *(pytest.param(split, marks=another_split) for split in ((8, 7), (29, 1)))]
 
 
 @functools.cache
@@ -37,6 +38,7 @@ def pad_tokens(starts, lengths) -> np.ndarray:
 
 
 def assert_prefilled(family, logits, starts, lengths):
+    logits = np.asarray(logits)
     for b, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         if length:
             assert_close(logits[b, :length], parallel(family)[b, start : start + length], RTOL)
@@ -48,6 +50,7 @@ def assert_steps_follow(model, family, state, positions):
     for _ in range(LENGTH - positions.min()):
         now = np.minimum(positions, LENGTH - 1)
         logits, state = model.step(model.params, tokens()[np.arange(BATCH), now], state)
+        logits = np.asarray(logits)
         for b in np.flatnonzero(positions < LENGTH):
             assert_close(logits[b], parallel(family)[b, positions[b]], RTOL, f"row {b}, position {positions[b]}")
         positions += 1
@@ -116,7 +119,7 @@ def test_padding_of_a_prefill_has_no_effect(family):
     other = np.where(np.arange(LENGTH)[None] < lengths[:, None], inputs, (inputs + 1) % SHAPE["vocab_size"])
     both = [model.prefill(model.params, x, model.init_state(), lengths) for x in (inputs, other)]
     for b, length in enumerate(lengths):
-        np.testing.assert_array_equal(both[0][0][b, :length], both[1][0][b, :length])
+        np.testing.assert_array_equal(*(np.asarray(logits)[b, :length] for logits, _ in both))
     states = [state for _, state in both]
     for now in range(12):
         token = tokens()[:, now]
@@ -164,9 +167,9 @@ def test_capacity_limits_growing_states(family):
     near_end = set_positions(model.init_state(), np.array([31, 2]))
     logits, at_end = model.step(model.params, tokens()[:, 0], near_end)
     assert np.isfinite(logits).all()
-    logits, _ = model.step(model.params, tokens()[:, 0], at_end)
+    logits = np.asarray(model.step(model.params, tokens()[:, 0], at_end)[0])
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
-    logits, _ = model.prefill(model.params, tokens(), near_end, np.array((2, 3)))
+    logits = np.asarray(model.prefill(model.params, tokens(), near_end, np.array((2, 3)))[0])
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1, :3]).all()
     outside_jit = model.model(model.params)
     with pytest.raises(ValueError, match=r"row 0 .*33.*capacity of 32"):
@@ -206,6 +209,7 @@ OPTIONS = [
     ("transformer_plus_plus", {"num_heads": 4, "num_kv_heads": 2}),
     ("longformer", {"window.global_tokens": 3}),
 ]
+more_options = pytest.mark.slow("compiles a model, its prefill and its step")
 MORE_OPTIONS = [
     ("mc_tfm", {"normalizer": "7", "chunks.local_attention": False}),
     ("mc_tfm", {"chunks.global_attention": False}),
@@ -222,7 +226,7 @@ MORE_OPTIONS = [
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    OPTIONS + [pytest.param(*one, marks=pytest.mark.slow) for one in MORE_OPTIONS],
+    OPTIONS + [pytest.param(*one, marks=more_options) for one in MORE_OPTIONS],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
 )
 def test_options_decode(family, options):
@@ -230,7 +234,7 @@ def test_options_decode(family, options):
     expected = np.asarray(model.logits(model.params, tokens()))
     logits, state = model.prefill(model.params, pad_tokens((0, 0), split), model.init_state(), np.array(split))
     for b, length in enumerate(split):
-        assert_close(logits[b, :length], expected[b, :length], RTOL)
+        assert_close(np.asarray(logits)[b, :length], expected[b, :length], RTOL)
     for n in range(16):
         now = np.array(split) + n
         logits, state = model.step(model.params, tokens()[np.arange(BATCH), now], state)

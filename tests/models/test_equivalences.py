@@ -32,12 +32,15 @@ pytestmark = pytest.mark.representatives("flash", "aft_local")
 
 QUADRATIC = ("transformer", "flash_quad")
 each_way = pytest.mark.parametrize(
-    "causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"]
+    "causal",
+    [True, pytest.param(False, marks=pytest.mark.slow("compiles two other models for the other direction"))],
+    ids=["causal", "bidirectional"],
 )
 each_family = pytest.mark.parametrize("family", FAMILIES)
 # Tests of the trunk are quick for two families; `make test-all` runs the others.
+another_family = pytest.mark.slow("compiles a model of each family: the trunk is the same")
 each_trunk = pytest.mark.parametrize(
-    "family", [x if x in ("transformer", "flash") else pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES]
+    "family", [x if x in ("transformer", "flash") else pytest.param(x, marks=another_family) for x in FAMILIES]
 )
 
 
@@ -91,7 +94,7 @@ def test_unrolled_layers(family):
     assert_close(np.asarray(logits)[keep], standard(family, causal)[0][keep], 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("differentiates a model of each family")
 @each_family
 def test_gradients_of_unrolled_layers(family):
     assert_same(case(family, FORM[family], scan_layers=False), family, FORM[family])
@@ -111,7 +114,7 @@ def test_full_recomputation(family):
 
 
 @pytest.mark.parametrize(
-    "family", [name if name == "flash" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+    "family", [name if name == "flash" else pytest.param(name, marks=another_family) for name in FAMILIES]
 )
 def test_recomputation_between_products(family):
     rtol = oracle_families.FAMILIES[family].remat_rtol
@@ -198,13 +201,13 @@ def test_aft_conv_starts_as_aft_simple(causal):
     """With one key per channel, and the filters' gain and offset at their initial values."""
     shape = {"num_heads": SHAPE["model_dim"], "mlp_dim": 48}
     simple, conv = case("aft_simple", causal, **shape), case("aft_conv", causal, **shape)
-    first = nnx.to_pure_dict(nnx.state(build_model(conv.config_dict, rngs=nnx.Rngs(0)), nnx.Param))
+    build = lambda: build_model(conv.config_dict, rngs=nnx.Rngs(0))
+    core = jax.jit(lambda: nnx.to_pure_dict(nnx.state(build(), nnx.Param))["layers"]["sublayer_0"]["core"])()
     params = dict(simple.params)
     params["layers"] = {
-        name: layer | ({"core": first["layers"][name]["core"]} if "key" in layer else {})
-        for name, layer in simple.params["layers"].items()
+        name: layer | ({"core": core} if "key" in layer else {}) for name, layer in simple.params["layers"].items()
     }
-    assert not np.asarray(first["layers"]["sublayer_0"]["core"]["gain"]).any()
+    assert not np.asarray(core["gain"]).any()
     assert_close(conv.logits(params, tokens(), PACKED), simple.logits(simple.params, tokens(), PACKED), 1e-5)
 
 

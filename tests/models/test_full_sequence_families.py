@@ -96,7 +96,8 @@ def test_packed_documents_raise_errors(family):
             outside_jit(jnp.asarray(tokens()), jnp.asarray(segment_ids))
     actual = logits(model, tokens(), late)
     assert np.isfinite(actual[0]).all() and np.isnan(actual[1]).all()
-    mixer = flash_lm.build_mixer(family, model_dim=8, num_heads=2, max_length=8, rngs=nnx.Rngs(0))
+    keys = {"model_dim": 8, "num_heads": 2, "max_length": 8}
+    mixer = nnx.jit(lambda: flash_lm.build_mixer(family, **keys, rngs=nnx.Rngs(0)))()
     x_BxLxD = jnp.ones((1, 4, 8))
     assert np.isfinite(mixer(x_BxLxD, jnp.array([[1, 1, 1, 0]]))[:, :3]).all()
     with pytest.raises(ValueError, match="one document per sequence"):
@@ -133,8 +134,7 @@ def test_an_open_objective_is_the_supported_one(family):
 @each_family
 def test_its_core_raises_errors_for_unsupported_contexts(family):
     """For custom models, in which no config check has run."""
-    config = model_config(family, False)
-    model = flash_lm.build_model(config, rngs=nnx.Rngs(0))
+    model = case(family, False).model(case(family, False).params)
     x_BxLxD, context = model.embed(ModelInputs(jnp.asarray(tokens()), jnp.asarray(PADDED)))
     sublayer = model.unstacked_blocks()[0].sublayers[0]
     for name in ("causal", "packed"):
