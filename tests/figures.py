@@ -1,6 +1,6 @@
 """Numbers in Markdown, computed from the linked files of results by the notes of the page.
 
-CONTRIBUTING.md has the grammar: `[2.9 times](x.jsonl)<!-- figure: speedup(family=flash) where length=8192 -->`.
+studies/README.md has the syntax: `[2.9 times](x.jsonl)<!-- figure: speedup(family=flash) where length=8192 -->`.
 """
 
 import ast
