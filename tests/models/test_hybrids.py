@@ -42,8 +42,10 @@ def hybrid(causal: bool = True, **overrides) -> Case:
     return case("flash", causal, **KEYS, **overrides)
 
 
-@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", ["flash", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow("the bidirectional form"))])
+@pytest.mark.parametrize(
+    "family", ["flash", pytest.param("transformer", marks=pytest.mark.slow("another outer family"))]
+)
 def test_it_equals_the_oracle(family, causal):
     """Logits of packed sequences, and the derivative along a random direction in all parameters."""
     model = case(family, causal, **KEYS)
@@ -83,8 +85,8 @@ def test_prefill_then_steps():
     "pattern",
     [
         ("gated_deltanet", "transformer_plus_plus"),
-        pytest.param(("based", "longformer"), marks=pytest.mark.slow),
-        pytest.param(("flash", "flash_quad"), marks=pytest.mark.slow),
+        pytest.param(("based", "longformer"), marks=pytest.mark.slow("compiles another pair")),
+        pytest.param(("flash", "flash_quad"), marks=pytest.mark.slow("compiles another pair")),
     ],
     ids="-".join,
 )
@@ -99,7 +101,7 @@ def test_pairs_of_the_presets_decode(pattern):
         assert_close(logits, expected[:, position], RTOL)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles an engine, and runs the oracle for every token")
 def test_the_decode_loop_equals_greedy_decoding_with_the_oracle():
     model, prompt = hybrid(), tokens()[0, :11]
     mesh = jax.make_mesh((1, 1, 1), MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:1])
@@ -155,7 +157,7 @@ def test_each_layer_has_the_keys_of_its_family():
     assert [(one.mlp_dim, one.rotary) for one in layer_configs(by_hand)] == [(40, False)] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles the gradients of a model of four layers twice more")
 @pytest.mark.parametrize("keys", [{"scan_layers": False}, {"remat": "full"}], ids=str)
 def test_unrolled_and_recomputed_are_the_same(keys):
     expected = hybrid().run(PACKED)

@@ -29,7 +29,8 @@ def test_logits_equal_the_oracle(family, causal):
 
 
 @pytest.mark.parametrize(
-    ("family", "causal"), [pytest.param(*one, marks=() if one[1] else pytest.mark.slow) for one in CASES]
+    ("family", "causal"),
+    [pytest.param(*one, marks=() if one[1] else pytest.mark.slow("the bidirectional form")) for one in CASES],
 )
 def test_logits_and_gradients_are_those_of_xla(family, causal):
     assert_same(case(family, causal, kernels="pallas"), family, causal)
@@ -37,7 +38,7 @@ def test_logits_and_gradients_are_those_of_xla(family, causal):
 
 @pytest.mark.parametrize(
     ("family", "causal"),
-    [one if one == ("flash", True) else pytest.param(*one, marks=pytest.mark.slow) for one in CASES],
+    [one if one == ("flash", True) else pytest.param(*one, marks=pytest.mark.slow("another kernel")) for one in CASES],
 )
 def test_remat_products_saves_the_outputs_of_kernels(family, causal):
     none, products, full = (

@@ -13,7 +13,7 @@ from flash_lm.ops.linear_attention import elu_plus_one, linear_attention
 from flash_lm.ops.segments import whole_row
 from models.cases import FORM, case
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("sequences of 8192 tokens")
 
 LINEAR = [name for name, row in oracle_families.FAMILIES.items() if row.growth == "linear"]
 # Quadratic time, but no array of all pairs.

@@ -51,7 +51,7 @@ def test_global_tokens_equal_the_oracle(causal, segment_ids):
     assert_logits_equal(model, segment_ids, model.logits(model.params, tokens(), segment_ids))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles the gradients of another model, and runs them for each of 29 tokens")
 @ways
 def test_global_tokens_connect_all_of_their_document(causal):
     model = case("longformer", causal, **GLOBAL)
@@ -59,9 +59,15 @@ def test_global_tokens_connect_all_of_their_document(causal):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param(GLOBAL, marks=pytest.mark.slow)], ids=["no-global-tokens", "global-tokens"]
+    "options",
+    [{}, pytest.param(GLOBAL, marks=pytest.mark.slow("compiles the gradients of two more models"))],
+    ids=["no-global-tokens", "global-tokens"],
 )
-@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(
+    "causal",
+    [True, pytest.param(False, marks=pytest.mark.slow("the bidirectional form"))],
+    ids=["causal", "bidirectional"],
+)
 def test_blocks_equal_the_plain_form(causal, options, monkeypatch):
     """Lengths that are no multiple of a window or block, blocks of 8, dilation, growing windows, and documents."""
     _, loss, grads = case("longformer", causal, **options).run(PACKED)

@@ -142,13 +142,14 @@ ONE_WAY = {
     ("dense-two-heads", False),
 }  # the other direction tests nothing new
 QUICK = ("t5-softmax", "plain-laplace", "rope-length")  # they cover most values
-BOTH_WAYS = [True, pytest.param(False, marks=pytest.mark.slow)]
+BOTH_WAYS = [True, pytest.param(False, marks=pytest.mark.slow("the bidirectional form"))]
+OTHER_OPTIONS = pytest.mark.slow("compiles a model; other options, or the other direction, are in the quick run")
 
 
 @pytest.mark.parametrize(
     ("option", "causal"),
     [
-        pytest.param(option, causal, marks=() if causal and option in QUICK else pytest.mark.slow)
+        pytest.param(option, causal, marks=() if causal and option in QUICK else OTHER_OPTIONS)
         for option in OPTIONS
         for causal in (True, False)
         if (option, causal) not in ONE_WAY
@@ -171,9 +172,9 @@ def test_without_a_part(family, causal, off):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({}, marks=OTHER_OPTIONS),
         {"divides": "weights", "gau.relative_bias": "t5", "gau.attention_function": "laplace"},
-        pytest.param({"gau.relative_bias": "rope", "normalizer": "length_everywhere"}, marks=pytest.mark.slow),
+        pytest.param({"gau.relative_bias": "rope", "normalizer": "length_everywhere"}, marks=OTHER_OPTIONS),
     ],
 )
 @pytest.mark.parametrize("causal", BOTH_WAYS, ids=["causal", "bidirectional"])

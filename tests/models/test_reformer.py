@@ -29,7 +29,7 @@ from models.cases import (
 DIM, HEADS = SHAPE["model_dim"], SHAPE["num_heads"]
 LOCAL = {"pattern": ("longformer", "longformer", "longformer", "reformer"), "num_layers": 4}
 ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
+slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow("the bidirectional form, or one round of hashes"))
 
 
 @pytest.mark.parametrize("segment_ids", [None, PACKED, ALIGNED], ids=["one-document", "packed", "aligned"])
@@ -120,7 +120,7 @@ def test_a_document_may_start_anywhere(causal):
         assert (out[55:] == 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles models of four layers")
 @ways
 def test_local_layers_between(causal):
     """The paper's pattern of three local layers and one with hashes, on packed sequences."""
@@ -130,7 +130,7 @@ def test_local_layers_between(causal):
     assert [one.rotary_width for one in model.model(model.params).layers.sublayers[::2]] == [16, 16, 16, None]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles the decoding of a model of four layers")
 def test_local_layers_decode():
     model = case("reformer", True, **LOCAL)
     expected = model.oracle(None)

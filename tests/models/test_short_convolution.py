@@ -109,7 +109,7 @@ def test_neighbours_and_padding_do_not_matter(family, causal):
     assert_close(two[keep], one[keep], 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles the gradients of another model of each family, unrolled")
 @each
 def test_scanned_equals_unrolled(family):
     expected, actual = convolved_case(family).run(PACKED), convolved_case(family, scan_layers=False).run(PACKED)

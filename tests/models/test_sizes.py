@@ -95,7 +95,13 @@ COUNTED = [family for family in FAMILIES if oracle_families.FAMILIES[family].xla
 
 @pytest.mark.representatives("transformer_plus_plus", "flash", "aft_local")
 @pytest.mark.parametrize(
-    "family", [x if x in ("flash", "performer") else pytest.param(x, marks=pytest.mark.slow) for x in COUNTED]
+    "family",
+    [
+        x
+        if x in ("flash", "performer")
+        else pytest.param(x, marks=pytest.mark.slow("compiles a wide model of another family"))
+        for x in COUNTED
+    ],
 )
 def test_flops_are_those_that_xla_counts(family, monkeypatch):
     """One layer without loops, where XLA counts each product, and so wide that products dominate."""

@@ -113,7 +113,9 @@ def test_a_sublayer_that_owns_the_residual_gets_it_raw():
         np.testing.assert_allclose(logits, expected[:, t], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "accumulate", [pytest.param(1, marks=pytest.mark.slow("without microbatches, which the quick case has")), 2]
+)
 def test_a_penalty_is_in_the_gradient_but_not_in_the_reported_loss(accumulate):
     model, config = function("gain", accumulate=accumulate)
     plain, _ = function("free")

@@ -63,7 +63,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NORMED]
+    "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow("another family")) for name in NORMED]
 )
 def test_each_family_with_the_norm_equals_its_oracle(family):
     model = case(family, FORM[family], query_key_norm=True)

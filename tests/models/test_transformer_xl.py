@@ -41,7 +41,7 @@ def draw_input(seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("gradient", "causal"),
-    [(False, True), (True, True), pytest.param(False, False, marks=pytest.mark.slow)],
+    [(False, True), (True, True), pytest.param(False, False, marks=pytest.mark.slow("the bidirectional form"))],
     ids=["ends", "goes-through", "bidirectional"],
 )
 def test_the_derivative_stops_at_the_memory(gradient, causal):
@@ -119,7 +119,7 @@ def test_invalid_models(keys, message):
         build_model(model_config("transformer_xl", True, **keys), rngs=nnx.Rngs(0))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles the decoding of two models")
 def test_decoding_in_bfloat16_states():
     """Half the bytes, and logits close to those of float32."""
     exact, half = (Case("transformer_xl", True, {"state_dtype": dtype}) for dtype in ("float32", "bfloat16"))

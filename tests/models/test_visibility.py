@@ -48,11 +48,17 @@ def test_influence_without_segment_ids(family):
     assert_only_where_visible(model.influence(None), ONE_DOCUMENT, False, connected_pairs(model, ONE_DOCUMENT))
 
 
-@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(
-    "segment_ids", [pytest.param(ONE_DOCUMENT, marks=pytest.mark.slow), PACKED], ids=["one-document", "packed"]
+    "causal",
+    [True, pytest.param(False, marks=pytest.mark.slow("the bidirectional form"))],
+    ids=["causal", "bidirectional"],
 )
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "segment_ids",
+    [pytest.param(ONE_DOCUMENT, marks=pytest.mark.slow("simpler than packed documents")), PACKED],
+    ids=["one-document", "packed"],
+)
+@pytest.mark.slow("compiles the gradients of two models, and runs them for each of 29 tokens")
 def test_influence_with_overlapping_chunks(causal, segment_ids):
     influence = case(
         "flash", causal, **{"chunks.overlapping": True, "chunks.global_attention": False}, num_layers=1

@@ -43,7 +43,7 @@ def loss_after_training(window: int) -> float:
     return float(np.mean(losses[-10:]))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains two models for 100 steps")
 def test_the_bias_learns_and_its_window_matters():
     """A window of 2 does not reach back far enough.
 

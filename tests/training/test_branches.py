@@ -33,7 +33,7 @@ def constant_run(config, tmp_path_factory):
     return parent, workdir
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a branch twice")
 def test_a_branch_that_was_started_twice_resumes_the_second_start(constant_run, tmp_path, monkeypatch):
     """Another process trains between the check of the folder and its lock."""
     config, parent = constant_run
@@ -52,7 +52,7 @@ def test_a_branch_that_was_started_twice_resumes_the_second_start(constant_run, 
     assert lines[: len(before)] == before and [line["step"] for line in lines if line["split"] == "train"] == [7, 8]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains three runs, and scores two of them")
 def test_a_branch_continues_exactly(constant_run, tmp_path):
     """State, step and data order continue to the bit. The branch records its parent, and no longer needs it."""
     config, workdir = constant_run
@@ -71,7 +71,7 @@ def test_a_branch_continues_exactly(constant_run, tmp_path):
     assert line["loss"] == uninterrupted["loss"] and "parent_run" not in uninterrupted
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a branch and the run to compare it with")
 def test_a_branch_uses_its_schedule(constant_run, tmp_path):
     """The schedule is that of the config, from the step of the parent on: the rate falls over the last two steps.
 
@@ -86,7 +86,7 @@ def test_a_branch_uses_its_schedule(constant_run, tmp_path):
     assert np.allclose([line["learning_rate"] for line in lines], [0.01, 0.005])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains three runs on a stream")
 def test_a_branch_continues_in_the_stream(config, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_WINDOW", 1500)
     monkeypatch.setattr(hugging_face, "_STREAM_SHARE", 10)

@@ -30,6 +30,7 @@ from training.runs import losses, stop_after
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
 B, L, STEPS, VOCAB = 8, 32, 6, 64
+ANOTHER_MESH = pytest.mark.slow("compiles the training step for another mesh")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_losses_equal_those_of_full_documents():
         assert loss == pytest.approx(total / count, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles two training steps")
 def test_a_microbatch_carries_the_state_of_its_rows():
     one, four = Run(learning_rate=1e-2).go(batches()), Run(learning_rate=1e-2, accumulate=4).go(batches())
     np.testing.assert_allclose(four.losses, one.losses, rtol=1e-5)
@@ -121,9 +122,9 @@ def test_a_microbatch_carries_the_state_of_its_rows():
 
 @pytest.mark.parametrize(
     "shape",
-    [(2, 2, 2), pytest.param((8, 1, 1), marks=pytest.mark.slow), pytest.param((1, 8, 1), marks=pytest.mark.slow)],
+    [(2, 2, 2), pytest.param((8, 1, 1), marks=ANOTHER_MESH), pytest.param((1, 8, 1), marks=ANOTHER_MESH)],
 )
-@pytest.mark.slow
+@pytest.mark.slow("compiles the training step for one device and for eight")
 @pytest.mark.parametrize("name", ["flash", "transformer_xl"])
 def test_the_state_is_sharded_like_the_batch(name, shape):
     one, eight = Run(name).go(batches()), Run(name, shape, devices=8).go(batches())
@@ -134,7 +135,7 @@ def test_the_state_is_sharded_like_the_batch(name, shape):
         assert leaf.sharding.shard_shape(leaf.shape)[1] == B // rows
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles another training step")
 def test_a_skipped_step_resets_the_state():
     """Otherwise one number that is not finite would stay in the state for ever."""
     run = Run(learning_rate=1e-2).go(batches(2))
@@ -153,7 +154,9 @@ def finished_run(config, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize("stop", [3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "stop", [3, pytest.param(5, marks=pytest.mark.slow("trains another run; a stop at another step"))]
+)
 def test_a_resumed_run_is_the_same_to_the_bit(config, finished_run, tmp_path, stop):
     """At 5 the newest checkpoint is the one saved at the stop; it holds the state."""
     train(config, tmp_path / "run", should_stop=stop_after(stop))

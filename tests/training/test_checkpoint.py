@@ -119,7 +119,9 @@ def test_an_intact_checkpoint_is_restored_silently(workdir, experiment, states, 
     assert not [record for record in caplog.records if record.name.startswith("flash_lm")]
 
 
-@pytest.mark.parametrize("read_only", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "read_only", [False, pytest.param(True, marks=pytest.mark.slow("restores a checkpoint for each damage again"))]
+)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_the_newest_intact_checkpoint_is_used(workdir, experiment, states, caplog, damage, read_only):
     DAMAGES[damage](workdir / "checkpoints" / "7")
@@ -142,7 +144,10 @@ def test_the_newest_intact_checkpoint_is_used(workdir, experiment, states, caplo
 
 @pytest.mark.parametrize(
     "damage",
-    ["a bit of an array", *(pytest.param(x, marks=pytest.mark.slow) for x in DAMAGES if x[:4] not in ("a bi", "no m"))],
+    [
+        "a bit of an array",
+        *(pytest.param(x, marks=pytest.mark.slow("another damage")) for x in DAMAGES if x[:4] not in ("a bi", "no m")),
+    ],
 )
 def test_without_an_intact_checkpoint_there_is_an_error_every_time(workdir, experiment, damage):
     for step in ("5", "7"):
@@ -177,7 +182,7 @@ def test_a_checkpoint_of_another_run_of_the_same_shapes_is_not_used(workdir, con
         assert f"checkpoint {expected} is damaged, or of another config (it was saved by another run" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run of 11 steps")
 def test_a_run_that_has_lost_all_its_checkpoints_does_not_start_over(config, tmp_path):
     counter = itertools.count(1)
     train(config, tmp_path, should_stop=lambda: next(counter) == 11)
@@ -188,7 +193,7 @@ def test_a_run_that_has_lost_all_its_checkpoints_does_not_start_over(config, tmp
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run of 12 steps, and the end of it again")
 def test_a_damaged_last_checkpoint_is_trained_again(config, tmp_path):
     train(config, tmp_path / "run")
     flip(data_files(tmp_path / "run" / "checkpoints" / "12")[0], 8000)
@@ -204,7 +209,7 @@ def test_a_checkpoint_of_another_model_is_not_used(workdir, config, states):
         newest(workdir, build_experiment(parse(other)))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("restores dozens of checkpoints")
 def test_a_flipped_bit_anywhere_is_detected_or_harmless(intact, experiment, states, tmp_path):
     """In any file of a checkpoint: what is restored is one of the two states, to the bit."""
     rng, restored = np.random.default_rng(0), {5: 0, 7: 0}
@@ -223,7 +228,7 @@ def test_a_flipped_bit_anywhere_is_detected_or_harmless(intact, experiment, stat
     assert restored[5] > 40, restored
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run twice, once with a resume, and scores it")
 def test_a_run_continues_exactly_from_the_intact_checkpoint(config, tmp_path, caplog):
     train(config, tmp_path / "uninterrupted")
     counter = itertools.count(1)
@@ -276,7 +281,7 @@ def performer(config) -> Experiment:
     return build_experiment(parse(other))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("computes the features of a model twice, operation by operation")
 def test_constants_that_are_drawn_are_saved(performer, tmp_path):
     """They are checked, too: if the way they are drawn changes, a trained model keeps its random features."""
     state = new_state(performer)

@@ -66,7 +66,7 @@ def test_it_learns_and_stops_at_its_goal(config, run, capsys):
     assert losses(run) == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow("scores a run")
 def test_its_score_has_an_interval_and_the_most_frequent_label(run):
     (result,) = evaluate(run, "test")
     assert result["tokens"] == 40 and result["accuracy"] > 0.9 and result["reached"] >= 0.99
@@ -81,7 +81,7 @@ def test_its_score_has_an_interval_and_the_most_frequent_label(run):
     assert not is_done(run, "test", 120, [16]) and not is_done(run, "test", 120, [16], goal=1.1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains and scores three runs")
 def test_a_sweep_pretrains_and_then_trains_on_labels(config, tmp_path):
     """As in the sweeps of studies/lra: pretraining on the task's rows first, and each run is scored."""
     pretrain_runs = models.runs(masked=0.3)
@@ -122,14 +122,14 @@ def _label(run, number):
     return int(LabelledRows(load_splits(config.data).splits["test"], 16, 1)[number]["targets_BxL"][0])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a process that scores a run")
 def test_the_command_reports_truncated_texts(run):
     out, _ = finish(command("flash_lm.evaluate", f"--workdir={run}", f"--out={run}/other.jsonl"))
     assert "cut at their end" not in out  # 14 tokens fit
     assert "at length 16" in out and "over 40 rows; the most frequent label is" in out and "(95 %: " in out
 
 
-@pytest.mark.slow
+@pytest.mark.slow("exports a run, and compiles the exported model as well as that of the run")
 def test_an_export_knows_its_labels(run, tmp_path):
     append_jsonl(run / "results.jsonl", evaluate(run, "test"))
     export(load_model(run), tmp_path / "export", "apache-2.0")
@@ -146,7 +146,7 @@ def test_an_export_knows_its_labels(run, tmp_path):
     assert all(sum(row.values()) == pytest.approx(1, abs=1e-5) for row in trained)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains two runs for each task")
 @pytest.mark.parametrize("task", ["masked_lm", "causal_lm"])
 def test_it_starts_from_a_model_of_the_same_text(config, tmp_path, task):
     keys = {"task": task, "train.steps": 4, "train.warmup_steps": 1, "train.stop_accuracy": None}
@@ -159,7 +159,7 @@ def test_it_starts_from_a_model_of_the_same_text(config, tmp_path, task):
     np.testing.assert_array_equal(first["embedding"], parent["embedding"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run for 20 more steps, and scores it")
 def test_a_branch_of_a_run_that_reached_its_goal_goes_on(config, run, tmp_path):
     step = load_model(run).step
     keys = {"train.branch_from": str(run), "train.steps": step + 20, "train.warmup_steps": 1}
@@ -168,7 +168,7 @@ def test_a_branch_of_a_run_that_reached_its_goal_goes_on(config, run, tmp_path):
     assert line["step"] > step
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains another run")
 def test_a_classifier_of_other_labels_gives_everything_except_its_head(config, run, tmp_path):
     folder = write(tmp_path / "data", {"train": (["ab", "cd"] * 20, ["x", "y"] * 20)})
     keys = {"data.path": str(folder), "train.init_from": str(run), "train.steps": 2, "train.warmup_steps": 1}
@@ -178,7 +178,7 @@ def test_a_classifier_of_other_labels_gives_everything_except_its_head(config, r
     assert not np.array_equal(first["classifier"]["map"]["kernel"], parent["classifier"]["map"]["kernel"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains and scores a run for each corpus")
 @pytest.mark.parametrize("corpus", ["listops", "images"])
 def test_examples_with_labels_are_masked_too(tmp_path, corpus):
     """For pretraining on the rows of the task."""

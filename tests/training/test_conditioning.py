@@ -71,7 +71,7 @@ def losses(form: str, shape: tuple[int, ...] = (1, 1, 1), accumulate: int = 1) -
     return np.array(metrics_of_steps)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles three training steps for each form")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mesh_and_accumulation_change_nothing(form):
     expected = losses(form)
@@ -91,7 +91,7 @@ def pairs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run of 250 steps for each form")
 @pytest.mark.parametrize("form", ["prefix", "source"])
 def test_second_texts_are_learned_from_pairs(pairs, tmp_path, form):
     """Training lasts until the model has learned them; the output ends with an end token."""
@@ -110,7 +110,7 @@ def test_second_texts_are_learned_from_pairs(pairs, tmp_path, form):
 
 
 @pytest.mark.parametrize("form", ["prefix", "source"])
-@pytest.mark.slow
+@pytest.mark.slow("compiles a training step or two for each form")
 def test_a_step_of_the_benchmarks_uses_the_prefix_or_source(form):
     config = small_config("corpus", "cache")
     config.data.update(corpus="copy", path=None, pack="examples")
@@ -127,7 +127,7 @@ def test_a_step_of_the_benchmarks_uses_the_prefix_or_source(form):
         assert abs(causal.step() - loss) > 1e-4, "the same tokens, without a prefix"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains three runs")
 def test_starting_from_a_model_without_an_encoder_and_back(tmp_path):
     """The layers' parameters keep their paths; new parameters are drawn."""
     config = small_config("corpus", tmp_path / "cache", "flash_quad")

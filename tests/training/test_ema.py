@@ -13,7 +13,7 @@ from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.train_loop import train
 
-pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow("trains several runs")]
 
 DECAY = 0.4  # smaller than the first steps' (1 + step) / (10 + step) from the sixth on
 

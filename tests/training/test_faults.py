@@ -30,7 +30,7 @@ def losses(workdir) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in read_jsonl(workdir / "metrics.jsonl")]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts four processes that train up to 400 steps")
 def test_a_full_disk_costs_no_checkpoint(words, tmp_path):
     """No file may grow beyond 64 kB, which is not enough for the second checkpoint."""
     settings = ("train.steps=400", "train.checkpoint_every=100", "train.log_every=50", "model.model_dim=64")
@@ -53,7 +53,7 @@ def test_a_full_disk_costs_no_checkpoint(words, tmp_path):
     assert losses(tmp_path / "run") == losses(tmp_path / "uninterrupted")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts and kills several processes that train")
 def test_kills_leave_no_trace(words, tmp_path):
     """A few kills; the full test is `benchmarks/checkpoints/kills.py --kills=20`."""
     process = command("scripts.survive_kills", "--kills=4", "--families=flash", f"--out={tmp_path / 'out'}", *words)
@@ -72,7 +72,7 @@ train(load_config(config.partition("=")[2], words), pathlib.Path(workdir), lambd
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts four processes that train")
 def test_a_run_moves_from_mesh_to_mesh(words, tmp_path):
     """8 devices, then 4, then 1: parameters are sharded over fsdp, then over tensor, then not at all."""
     words = [*words, "--config.model.num_heads=4"]
@@ -88,7 +88,7 @@ def test_a_run_moves_from_mesh_to_mesh(words, tmp_path):
 SIGNALS = [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a process that trains for each signal")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_a_run_well(words, tmp_path, number):
     settings = ("train.steps=100000", "train.checkpoint_every=0", "train.eval_every=0")

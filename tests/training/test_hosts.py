@@ -68,7 +68,7 @@ def alone(words, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts up to four processes that train")
 @pytest.mark.parametrize(("hosts", "mesh"), [(2, "(4,1,1)"), (4, "(4,1,1)"), (2, "(1,2,2)")])
 def test_the_losses_are_those_of_one_host(words, alone, tmp_path, hosts, mesh):
     outputs = finish(start(hosts, *words, f"--config.mesh.shape={mesh}", f"--workdir={tmp_path / 'run'}"))
@@ -80,7 +80,7 @@ def test_the_losses_are_those_of_one_host(words, alone, tmp_path, hosts, mesh):
     assert names(tmp_path / "run") == names(alone) and len(names(tmp_path / "run" / "tensorboard")) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts two processes that train, twice, and waits for a lost host to be noticed")
 @pytest.mark.parametrize("killed", [0, 1], ids=["the_first", "another"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_end_when_one_host_is_killed(words, tmp_path, killed, number):
@@ -145,7 +145,7 @@ def start_permuted(order: str, intact: str, *words: str) -> list[subprocess.Pope
     return [python(*arguments, f"{flag},{i}", devices=DEVICES // 2) for i in range(2)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts two processes that train")
 @pytest.mark.parametrize(
     ("order", "mesh"),
     [("0,2,1,3", "(4,1,1)"), ("3,0,2,1", "(4,1,1)"), ("0,2,1,3", "(2,1,2)"), ("0,1,2,3", "(1,1,4)")],
@@ -159,7 +159,7 @@ def test_any_order_of_devices_gives_the_losses_of_one_host(words, alone, tmp_pat
         np.testing.assert_allclose(loss, expected, rtol=1e-6 if mesh == "(4,1,1)" else 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts three processes")
 def test_a_checkpoint_that_one_host_cannot_read_ends_all(words, alone, tmp_path):
     """Each prints the same line, and nothing is moved or lost."""
     run = shutil.copytree(alone, tmp_path / "run")
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_one_host_cannot_read_ends_all(words, alone, tmp_path)
     assert figures(run) == figures(alone)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts six processes")
 @pytest.mark.parametrize("mesh", ["2,1,2", "1,2,2"])
 def test_several_hosts_score_and_generate_as_one_does(alone, tmp_path, mesh):
     commands = {
@@ -198,7 +198,7 @@ def test_several_hosts_score_and_generate_as_one_does(alone, tmp_path, mesh):
     assert len(scores) == 2 and np.isclose(*scores, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts two processes of the service, and waits for them")
 def test_several_hosts_serve_as_one_does(alone):
     """Concurrent requests, after an idle time; all hosts end with the first one."""
     flag, port = hosts_flag(2), hosts_flag(1).partition(":")[2].partition(",")[0]
@@ -226,7 +226,7 @@ def test_several_hosts_serve_as_one_does(alone):
     finish(processes)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts two processes")
 def test_hosts_with_other_settings_are_refused(words, tmp_path):
     flag = hosts_flag(2)
     settings = ("--config.train.learning_rate=0.01", "--config.train.learning_rate=0.02")

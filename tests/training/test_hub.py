@@ -206,7 +206,7 @@ def test_large_weights_are_in_several_files(model, tmp_path, monkeypatch):
         flash_lm.load(tmp_path / "several")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains two runs, and scores a model")
 def test_a_run_starts_from_a_model_on_the_hub(hub, tmp_path):
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache", "linear_transformer")
     config.train.update(steps=2, warmup_steps=1, eval_every=0, eval_steps=1, checkpoint_every=0)

@@ -63,7 +63,7 @@ def initial_params(config, workdir, **keys) -> dict[str, np.ndarray]:
     return arrays(f"{workdir}@0")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains and scores two runs with a parent, each with a resume")
 def test_another_objective_begins_with_the_same_parameters(config, parent, tmp_path):
     """Also from its export. The run records its parent, and no longer needs it."""
     theirs = arrays(parent)
@@ -81,7 +81,7 @@ def test_another_objective_begins_with_the_same_parameters(config, parent, tmp_p
     assert losses(tmp_path / "from_copy") == losses(tmp_path / "from_exported")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains two runs with a parent")
 def test_new_parameters_are_drawn_and_unused_ones_are_left_out(config, parent, tmp_path, capsys):
     theirs = arrays(parent)
     untied = initial_params(config, tmp_path / "untied", train__init_from=str(parent), model__tie_embeddings=False)
@@ -95,7 +95,7 @@ def test_new_parameters_are_drawn_and_unused_ones_are_left_out(config, parent, t
     assert new not in tied and f"left out: {new}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run of longer sequences")
 def test_positions_of_another_length(config, parent, tmp_path):
     longer = {"model__max_length": 47, "data__length": 32, "train__init_from": str(parent)}
     with pytest.raises(InputError, match=r"positions/table \[32, 16\] there, \[47, 16\] here.*init_positions=interp"):
@@ -106,7 +106,7 @@ def test_positions_of_another_length(config, parent, tmp_path):
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains two runs of another family")
 def test_features_that_were_drawn_are_the_parents(config, tmp_path):
     with_seed = lambda seed: apply_changes(config, {"model.family": "performer", "seed": seed})
     train(with_seed(0), tmp_path / "parent")
@@ -184,7 +184,7 @@ def test_no_optimizer_changes_frozen_parameters(config, name):
     assert not np.array_equal(actual["b"], params["b"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run with each optimizer")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_starts_from_the_parameters_of_the_parent(config, parent, tmp_path, name):
     """A step with a learning rate near zero leaves them unchanged."""
@@ -195,7 +195,7 @@ def test_every_optimizer_starts_from_the_parameters_of_the_parent(config, parent
         np.testing.assert_allclose(x, before[key], atol=1e-6, err_msg=key)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains two runs, and scores one")
 def test_a_run_with_a_parent_can_be_branched(config, parent, tmp_path):
     train(apply_changes(config, {"train.init_from": str(parent)}), tmp_path / "begun")
     branch = {"train.branch_from": str(tmp_path / "begun"), "train.steps": 3}
@@ -223,7 +223,7 @@ def test_the_length_n_and_its_scale_are_those_of_the_parent(config, parent, tmp_
     assert (model.divides, model.normalizer) == ("scores", str(parse(config).data.length))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains two runs")
 def test_a_larger_vocabulary_is_inherited(config, tmp_path):
     train(apply_changes(config, {"model.vocab_size": 300}), tmp_path / "parent")
     initial = initial_params(config, tmp_path / "child", train__init_from=str(tmp_path / "parent"), task="masked_lm")

@@ -134,7 +134,8 @@ ALL.append((HYBRID, "causal_lm", (2, 2, 2)))
 
 
 @pytest.mark.parametrize(
-    ("family", "task", "shape"), [x if x in QUICK else pytest.param(*x, marks=pytest.mark.slow) for x in ALL]
+    ("family", "task", "shape"),
+    [x if x in QUICK else pytest.param(*x, marks=pytest.mark.slow("another mesh or task")) for x in ALL],
 )
 def test_losses_and_updates_are_those_of_one_device(family, task, shape, monkeypatch):
     # A norm by head makes the first (q·k) v of a document v or −v, however small q·k is. With the usual ε of 1e-6 the
@@ -150,7 +151,7 @@ def test_losses_and_updates_are_those_of_one_device(family, task, shape, monkeyp
     assert "all-to-all" not in run.traffic, run.traffic
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles the training step for one device and for eight")
 @pytest.mark.parametrize("task", ["causal_lm", "masked_lm"])
 def test_short_convolutions(task):
     """Filters are replicated; rows are sharded, and no row reads another."""
@@ -202,7 +203,7 @@ def test_parameters_and_moments_are_sharded_over_fsdp_and_tensor(family):
         assert bytes_here < 0.45 * sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("initialises, saves and restores a model of each family")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
     source = Run(family, text_tasks(family)[0], (2, 2, 2))
@@ -221,7 +222,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh(family, tmp_path):
             assert np.array_equal(x, y) and x.sharding.is_equivalent_to(s, x.ndim)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles two training steps with each optimizer")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_is_sharded_and_agrees_with_one_device(name):
     keys = {"optimizer": name, "clip_mode": "parameter", "learning_rate": 1e-2}

@@ -70,7 +70,7 @@ def saved_state(config, workdir: pathlib.Path):
 
 
 @pytest.mark.parametrize("debug", [False, True])
-@pytest.mark.slow
+@pytest.mark.slow("trains a run of six steps twice")
 def test_it_ends_the_run_and_is_not_saved(config, poison_step, tmp_path, debug):
     with pytest.raises(RunError) as caught:
         train(config, tmp_path, debug_nonfinite=debug)
@@ -82,7 +82,7 @@ def test_it_ends_the_run_and_is_not_saved(config, poison_step, tmp_path, debug):
     assert [line["step"] for line in read_jsonl(tmp_path / "metrics.jsonl") if line["split"] == "train"][-1] == 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains three runs, one of them with a resume")
 def test_it_is_skipped_and_counted(config, poison_step, tmp_path):
     """Parameters and moments stay, to the bit; the run continues, also after a restart."""
     config = make_skipping_run(config)
@@ -114,7 +114,7 @@ def test_it_is_skipped_and_counted(config, poison_step, tmp_path):
         assert np.array_equal(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run with another optimizer")
 def test_a_non_finite_update_is_not_applied(config, tmp_path, monkeypatch):
     """Loss and gradient are finite. A word that does not occur has moments of 0, and without ε, 0 / 0 is NaN."""
     without = Optimizer(lambda config, traits: [optax.scale_by_adam(config.b1, config.b2, eps=0.0)])
@@ -165,7 +165,7 @@ def test_the_last_step_of_a_run(config):
         steps.check_end(float("nan"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles the search for the origin twice")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_layer_of_its_origin_is_named(config, accumulate):
     config = config.copy_and_resolve_references()

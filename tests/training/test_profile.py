@@ -29,7 +29,7 @@ def test_the_span_must_lie_within_the_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains two runs, one under the profiler")
 def test_the_trace_has_the_steps_of_the_span_and_changes_no_loss(tmp_path):
     """Repeated on the finished run, the command does nothing, as without a trace."""
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")

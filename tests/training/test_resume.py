@@ -66,7 +66,7 @@ def close(actual: dict, expected: dict) -> bool:
     return bool(actual) and all(np.isclose(loss, expected[key], rtol=2e-5) for key, loss in actual.items())
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles another training step, for eight devices")
 def test_a_resumed_run_may_change_what_changes_rounding(config, finished_run, half_run, tmp_path):
     """All of it at once, with a moved corpus. The config of the run is kept; the changes apply from then on."""
     run = shutil.copytree(half_run, tmp_path / "run")
@@ -190,7 +190,7 @@ def test_one_run_at_a_time(config, half_run, tmp_path):
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run, and scores it four times")
 def test_a_path_may_be_a_string(config, tmp_path):
     """The best checkpoint, or one of a step, can be named, too."""
     run = f"{tmp_path}/run"
@@ -295,7 +295,7 @@ def test_a_run_outlives_its_cache(config, finished_run, half_run, tmp_path, monk
     assert line["own_corpus"] and line["step"] == 12
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run twice, once with a resume, and scores it four times")
 def test_a_run_outlives_its_corpus(config, tmp_path, caplog):
     """For instance, the standard library changes with Python; the run continues as long as the tokens are cached."""
     folder = tmp_path / "text"
@@ -332,7 +332,7 @@ def test_another_tokenizer_in_the_folder_is_detected(finished_run, tmp_path):
         load_model(run)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run twice with each optimizer, once with a resume")
 @pytest.mark.parametrize("optimizer", ["muon", "schedule_free_adamw"])
 def test_optimizers_with_further_states_resume_to_the_bit(config, tmp_path, optimizer):
     """Also with microbatches; the saved parameters are those that were evaluated."""

@@ -10,6 +10,7 @@ from flash_lm.training.rounding import unchanged_share
 from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
+OTHER_KEYS = pytest.mark.slow("trains another run; unchanged_share is tested above")
 
 
 @pytest.mark.parametrize(("rate", "relative"), [(1e-4, False), (2e-3, False), (1e-4, True), (5e-3, True)])
@@ -36,8 +37,8 @@ def test_the_share_equals_that_of_a_loop_over_the_numbers(rate, relative):
     ("keys", "messages"),
     [
         ({"learning_rate": 1e-5}, ["learning_rate=1e-05 leaves", "b2=0.999 is 1 in bfloat16"]),
-        pytest.param({"learning_rate": 3e-2, "b2": 0.996}, [], marks=pytest.mark.slow),
-        pytest.param({"learning_rate": 3e-2, "optimizer": "adafactor"}, [], marks=pytest.mark.slow),
+        pytest.param({"learning_rate": 3e-2, "b2": 0.996}, [], marks=OTHER_KEYS),
+        pytest.param({"learning_rate": 3e-2, "optimizer": "adafactor"}, [], marks=OTHER_KEYS),
     ],
 )
 def test_a_run_reports_at_its_start_what_rounds_away(tmp_path, capsys, keys, messages):

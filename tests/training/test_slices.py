@@ -73,7 +73,7 @@ def test_blocks_add_up_to_the_total_and_to_each_slice(run):
     assert "nll_blocks" not in evaluate(run, "validation")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("starts a process that scores a run")
 def test_the_command_writes_a_line_for_each_slice(run):
     out, _ = finish(
         command("flash_lm.evaluate", f"--workdir={run}", "--split=validation", "--slices=recall", "--rare=100")
@@ -116,13 +116,13 @@ def needles(tmp_path_factory, usual_promotion):
     return folder / "run"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("needs a run that only slow tests share")
 def test_examples_that_fill_a_row_follow_its_length(needles):
     with pytest.raises(InputError, match="have no fixed length: set --config.data.needle.length"):
         evaluate(needles, "validation", carry=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run, scores it twice, and starts a process")
 def test_the_optimal_bigram_loss_is_next_to_the_score(tmp_path):
     config = small_config(None, tmp_path, "linear_transformer")
     config.model.update(absolute_positions="none", rotary=True)
@@ -138,14 +138,14 @@ def test_the_optimal_bigram_loss_is_next_to_the_score(tmp_path):
     assert "the best reader's perplexity is" in out
 
 
-@pytest.mark.slow
+@pytest.mark.slow("needs a run that only slow tests share")
 def test_parts_add_up_to_the_total(needles):
     (total,), parts = evaluate(needles, "validation"), evaluate(needles, "validation", slices=("parts",))
     assert len(parts) == 10 and {line["tokens"] for line in parts} == {80}
     assert mean(parts) == pytest.approx(total["loss"], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("scores a run five times, at several lengths")
 def test_a_needle_beyond_the_row(needles):
     """A text as long as a row has the same score with and without a carried state; a longer one needs the state."""
     (row,) = evaluate(needles, "validation")

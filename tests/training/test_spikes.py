@@ -42,7 +42,7 @@ def test_the_count_continues_after_a_resume():
     assert (full.count, full.recent) == (second.count, second.recent) and full.count == 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run of 30 steps twice, once with a resume")
 @pytest.mark.usefixtures("usual_promotion")
 def test_runs_log_spikes_and_norms_by_group(tmp_path):
     config = small_config(write_corpus(tmp_path / "corpus"), tmp_path / "cache")

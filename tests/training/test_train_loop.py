@@ -67,7 +67,9 @@ def test_the_run_is_recorded(config, finished_run):
 
 
 @pytest.mark.parametrize(
-    "stops", [[4], *(pytest.param(several, marks=pytest.mark.slow) for several in ([1], [3, 4, 11]))], ids=str
+    "stops",
+    [[4], *(pytest.param(several, marks=pytest.mark.slow("other steps")) for several in ([1], [3, 4, 11]))],
+    ids=str,
 )
 def test_stopped_and_resumed_equals_uninterrupted(config, finished_run, tmp_path, stops):
     for stop in stops:
@@ -79,7 +81,7 @@ def test_stopped_and_resumed_equals_uninterrupted(config, finished_run, tmp_path
         assert np.array_equal(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run of 12 steps, with a resume")
 def test_a_killed_run_continues_from_its_checkpoint(config, finished_run, tmp_path, monkeypatch):
     def crash():
         raise KeyboardInterrupt
@@ -100,7 +102,7 @@ def test_a_finished_run_does_nothing(config, finished_run, capsys):
     assert (finished_run / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains another run of 12 steps")
 def test_the_best_checkpoint_outlives_the_newest(config, tmp_path):
     config = config.copy_and_resolve_references()
     # A rate that ruins the model after the first evaluation.
@@ -211,7 +213,7 @@ def test_a_refused_resume_does_not_change_the_config(config, finished_run, tmp_p
     assert (tmp_path / "run" / "config.json").read_text() == before
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a run, and resumes it on eight devices")
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)], ids=str)
 def test_a_run_moved_to_another_mesh_keeps_its_losses(config, finished_run, tmp_path, shape):
     counter = itertools.count(1)
@@ -223,7 +225,7 @@ def test_a_run_moved_to_another_mesh_keeps_its_losses(config, finished_run, tmp_
         assert a["step"] == b["step"] and np.isclose(a["loss"], b["loss"], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains another run twice, once with a resume")
 def test_documents_accumulation_and_sentencepiece_train_and_resume(config, tmp_path):
     other = config.copy_and_resolve_references()
     other.data.update(pack="documents", tokenizer="sentencepiece", vocab_size=300, tokens_per_batch=512)
@@ -241,7 +243,7 @@ def stop_at(step: int):
     return lambda: next(counter) == step
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains a masked run twice, once with a resume, and scores it twice")
 def test_a_masked_run_resumes_bit_for_bit_and_is_scored_by_its_masked_tokens(config, tmp_path):
     config = config.copy_and_resolve_references()
     config.task = "masked_lm"
@@ -264,7 +266,7 @@ def test_a_masked_run_resumes_bit_for_bit_and_is_scored_by_its_masked_tokens(con
     assert np.isclose(first["bits_per_byte"], first["loss"] / np.log(2))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains three runs on a stream, one of them with two resumes")
 def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_WINDOW", 1500)
     draw = np.random.default_rng(0)
@@ -288,7 +290,7 @@ def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
         train(config, tmp_path / "two hosts")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("trains another run until its stream breaks")
 def test_a_stream_that_breaks_loses_nothing(config, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_WINDOW", 300)
     good = "".join(json.dumps({"text": f"document {i} and its text"}) + "\n" for i in range(150))

@@ -113,7 +113,9 @@ def test_the_loss_is_the_mean_over_targets():
     assert state.step == 1
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize(
+    "count", [pytest.param(2, marks=pytest.mark.slow("compiles a step; another number of microbatches")), 8]
+)
 def test_accumulated_microbatches_equal_one_large_batch(count):
     (one, metrics_one), (many, metrics_many) = (one_step((("accumulate", n), ("eps", 1e-3))) for n in (1, count))
     for name in ("loss", "grad_norm"):
@@ -216,7 +218,9 @@ def test_dropout_follows_seed_and_step():
     assert losses[0] != float(one_step()[1]["loss"])
 
 
-@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "accumulate", [pytest.param(1, marks=pytest.mark.slow("compiles two steps; without microbatches")), 2]
+)
 @pytest.mark.parametrize("name", ["z_loss", "label_smoothing"])
 def test_a_penalty_is_logged_separately(accumulate, name):
     plain, penalized = (one_step((("accumulate", accumulate), (name, x)))[1] for x in (0.0, 0.5))
@@ -225,7 +229,7 @@ def test_a_penalty_is_logged_separately(accumulate, name):
     assert abs(np.log(penalized["grad_norm"] / plain["grad_norm"])) > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.slow("compiles four training steps of another family")
 def test_redrawn_features_follow_seed_and_step():
     """Without dropout: same parameters, same rows, other features at each step; recomputed, they are the same again."""
     keys = {"family": "performer", "favor.redraw": True}

@@ -55,7 +55,8 @@ def test_a_limited_evaluation_scores_full_batches(unsplit):
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "shape"), [(2, (8, 1, 1)), (4, (1, 4, 2)), pytest.param(8, (2, 1, 4), marks=pytest.mark.slow)]
+    ("accumulate", "shape"),
+    [(2, (8, 1, 1)), (4, (1, 4, 2)), pytest.param(8, (2, 1, 4), marks=pytest.mark.slow("another mesh"))],
 )
 def test_the_text_is_the_same_however_a_batch_is_split(config, unsplit, accumulate, shape):
     actual, _ = scores(config, accumulate, shape)
