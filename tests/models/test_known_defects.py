@@ -14,7 +14,7 @@ from flash_lm.layers.attention_core import Pair
 from flash_lm.layers.context import Context
 from flash_lm.ops.aft import aft
 from flash_lm.ops.aft_bias import PositionBias
-from flash_lm.ops.segments import Segments, find_segments
+from flash_lm.ops.segments import find_segments
 from models.cases import LENGTH, PACKED, SHAPE, assert_close, case, draw_parameters, model_config, real_tokens, tokens
 
 pytestmark = pytest.mark.representatives("linear_transformer", "flash", "aft_simple")
@@ -50,9 +50,10 @@ class Mean:
 
     def __call__(self, q, k, v, segment_ids) -> np.ndarray:
         """B×H×L×E."""
-        return np.asarray(self._parallel(q, k, v, find_segments(jnp.asarray(segment_ids))))
+        return np.asarray(self._parallel(q, k, v, segment_ids))
 
-    def _attend_documents(self, q, k, v, segments: Segments):
+    def _attend_documents(self, q, k, v, segment_ids):
+        segments = find_segments(segment_ids)
         context = Context(positions_BxL=segments.offsets_BxL, segments=segments, causal=self.causal, packed=True)
         return self.core(self._keys(q, k), v, context)
 
@@ -187,13 +188,12 @@ def test_running_sums_of_low_precision_inputs_do_not_saturate(family):
     one = mean(family, True, 4096)
     q, k, v = (np.zeros_like(x[:1], shape=(1, *x.shape[1:])) for x in one.inputs(4096))
     v[:, :, 2048:] = 1
-    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in (q, k, v))
-    state, outs = one.init_state(1, 4096), []
+    q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
+    state = one.init_state(1, 4096)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state))
     for start in range(0, 4096, 512):
         part = lambda x, i=start: x[:, :, i : i + 512]
         out, state = one.prefill(part(q), part(k), part(v), state, np.array([start], np.int32))
-        outs.append(out)
-    last = np.asarray(outs[-1][0, :, -1], np.float32)
+    last = np.asarray(out, np.float32)[0, :, -1]
     # The few tokens inside a window have other weights.
     np.testing.assert_allclose(last, 0.5, atol=0.02 if family in ("aft_local", "aft_conv") else 2**-9)

@@ -1,7 +1,6 @@
 """Longformer: a window over the full sequence, global tokens, blocks, and bugs of other code."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -94,7 +93,7 @@ def test_decoding_in_blocks(monkeypatch):
     state, starts = model.init_state(), np.zeros(2, int)
     for lengths in ((5, 1), (14, 7), (10, 21)):
         inputs = np.stack([np.resize(tokens()[b, starts[b] :], LENGTH) for b in range(2)])
-        logits, state = model.prefill(model.params, jnp.asarray(inputs), state, np.array(lengths))
+        logits, state = model.prefill(model.params, inputs, state, np.array(lengths))
         for b, length in enumerate(lengths):
             assert_close(logits[b, :length], expected[b, starts[b] : starts[b] + length], 1e-5)
         starts += lengths

@@ -12,6 +12,7 @@ from flash_lm.models.output_heads import HeadInputs, LogisticsHead
 from models.cases import assert_close, model_config
 
 VOCAB = 260
+compute_logits = nnx.jit(lambda model, inputs: model(inputs))
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -21,14 +22,15 @@ def model(request):
 
 
 def test_logits_are_log_probabilities_of_values_only(model):
-    logits = np.asarray(model(jnp.int32([[1, 4, 259, 100]])))
+    logits = np.asarray(compute_logits(model, np.int32([[1, 4, 259, 100]])))
     assert logits.shape == (1, 4, VOCAB) and np.isneginf(logits[..., :4]).all()
     np.testing.assert_allclose(np.exp(logits).sum(axis=-1), 1, rtol=1e-5)
 
 
 def test_components_start_spread_over_the_values(model):
     """With zero features: equal logistics of scale 1/e³ with means from −1 to 1."""
-    probabilities = np.exp(np.asarray(model.head().logits(jnp.zeros((1, 32)))))[0, -256:]
+    logits = nnx.jit(lambda model: model.head().logits(jnp.zeros((1, 32))))(model)
+    probabilities = np.exp(np.asarray(logits))[0, -256:]
     edges = (np.arange(257) - 0.5) / 127.5 - 1
     edges[0], edges[-1] = -np.inf, np.inf
     below = 1 / (1 + np.exp(-(edges - np.array([[-1.0], [0.0], [1.0]])) * np.exp(3)))
@@ -60,22 +62,27 @@ def test_weights_move_ten_times_as_far_as_means_and_scales(model):
 
 
 def test_the_loss_is_that_of_the_logits(model):
-    inputs, targets = jnp.int32([[1, 4, 259, 100]]), jnp.int32([[4, 259, 100, 0]])
-    weights = jnp.float32([[1, 2, 1, 0]])  # the last target is not a value and has no weight
-    logits = np.asarray(model(inputs))[0]
-    expected = -(logits[np.arange(3), np.asarray(targets)[0, :3]] * np.asarray(weights)[0, :3]).sum()
-    features = model.features(ModelInputs(inputs))
-    assert float(model.head().loss(HeadInputs(features, targets, weights, 1024, 1))[0]) == pytest.approx(
-        expected, rel=1e-5
-    )
-    assert model.head().scores(HeadInputs(features, targets, weights, 1024, 1)).keys() == {"nll"}
+    inputs, targets = np.int32([[1, 4, 259, 100]]), np.int32([[4, 259, 100, 0]])
+    weights = np.float32([[1, 2, 1, 0]])  # the last target is not a value and has no weight
+    logits = np.asarray(compute_logits(model, inputs))[0]
+    expected = -(logits[np.arange(3), targets[0, :3]] * weights[0, :3]).sum()
+
+    @nnx.jit
+    def loss_and_scores(model, inputs, targets, weights):
+        rows = HeadInputs(model.features(ModelInputs(inputs)), targets, weights, 1024, 1)
+        return model.head().loss(rows)[0], model.head().scores(rows)
+
+    loss, scores = loss_and_scores(model, inputs, targets, weights)
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert scores.keys() == {"nll"}
 
 
 def test_steps_give_the_logits_of_the_full_sequence(model):
-    inputs = jnp.int32([[1, 4, 259, 100]])
-    expected, state = np.asarray(model(inputs)), model.init_state(1)
+    inputs = np.int32([[1, 4, 259, 100]])
+    expected, state = np.asarray(compute_logits(model, inputs)), model.init_state(1)
+    step = nnx.jit(lambda model, tokens, state: model.step(tokens, state))
     for t in range(4):
-        logits, state = model.step(inputs[:, t], state)
+        logits, state = step(model, inputs[:, t], state)
         assert_close(np.asarray(logits)[:, 4:], expected[:, t, 4:], 1e-5)
 
 

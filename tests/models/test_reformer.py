@@ -50,15 +50,14 @@ class Attention:
 
     def __init__(self, causal: bool = True, one_bucket: bool = False, **keys):
         config = complete(parse_model(model_config("reformer", causal, max_length=128, **keys)))
-        self.causal, self.sublayer = causal, FAMILIES["reformer"].sublayers[0](config, rngs=nnx.Rngs(0))
+        self.sublayer = FAMILIES["reformer"].sublayers[0](config, rngs=nnx.Rngs(0))
         if one_bucket:
             rotations = self.sublayer.core.rotations
             rotations.set_value(jnp.zeros_like(rotations[...]))
-        self._run = jax.jit(lambda x, context: self.sublayer(x, context))
+        self._run = jax.jit(lambda x, ids: self.sublayer(x, make_context(x.shape[1], ids, causal=causal)))
 
     def __call__(self, x_BxLxD, segment_ids=None) -> np.ndarray:
-        ids = None if segment_ids is None else jnp.asarray(segment_ids)
-        return np.asarray(self._run(jnp.asarray(x_BxLxD), make_context(x_BxLxD.shape[1], ids, causal=self.causal)))
+        return np.asarray(self._run(x_BxLxD, segment_ids))
 
     def project(self, name: str, x_LxD: np.ndarray) -> np.ndarray:
         """Applies a linear map in float64."""

@@ -97,19 +97,26 @@ def gains(params) -> np.ndarray:
 def test_a_sublayer_that_owns_the_residual_gets_it_raw():
     """In training and decoding each layer multiplies its input by the gain, with no norm and no residual added."""
     model, _ = function("free")
-    params = model.init()
-    bound, inputs = model.bind(params), jnp.asarray(batch()["inputs_BxL"])
+    params, inputs = model.init(), batch()["inputs_BxL"]
     assert not any("norm" in name for name in params["layers"]) and gains(params).shape == (LAYERS, 8)
-    activations = bound.activations(lambda x: x, ModelInputs(inputs))
+
+    @jax.jit
+    def full(params):
+        bound = model.bind(params)
+        return bound.activations(lambda x: x, ModelInputs(inputs)), bound(inputs), bound.init_state(B)
+
+    activations, expected, state = full(params)
     x = np.asarray(activations["embedding"])
     for n in range(LAYERS):
         x = x * gains(params)[n]
         np.testing.assert_allclose(activations["layers"][n], x, rtol=1e-6)
-    expected, state = bound(inputs), bound.init_state(B)
-    logits, state = bound.prefill(inputs[:, :5], state)
+    expected = np.asarray(expected)
+    prefill = jax.jit(lambda params, *arguments: model.bind(params).prefill(*arguments))
+    step = jax.jit(lambda params, *arguments: model.bind(params).step(*arguments))
+    logits, state = prefill(params, inputs[:, :5], state)
     np.testing.assert_allclose(logits, expected[:, :5], rtol=1e-5, atol=1e-6)
     for t in range(5, L):
-        logits, state = bound.step(inputs[:, t], state)
+        logits, state = step(params, inputs[:, t], state)
         np.testing.assert_allclose(logits, expected[:, t], rtol=1e-5, atol=1e-6)
 
 
@@ -121,14 +128,15 @@ def test_a_penalty_is_in_the_gradient_but_not_in_the_reported_loss(accumulate):
     plain, _ = function("free")
     params, data = model.init(), batch()
     tokens = data["loss_mask_BxL"].sum()
-    (total, penalties), actual, _ = make_gradients(model, config, seed=0)(params, jnp.int32(0), data)
-    (alone, none), expected, _ = make_gradients(plain, config, seed=0)(params, jnp.int32(0), data)
+    (total, penalties), actual, _ = jax.jit(make_gradients(model, config, seed=0))(params, jnp.int32(0), data)
+    (alone, none), expected, _ = jax.jit(make_gradients(plain, config, seed=0))(params, jnp.int32(0), data)
     expected_penalty = PULL * np.square(gains(params)).sum()
     assert not none and penalties.keys() == {"penalty"}
     np.testing.assert_allclose(total - alone, tokens * expected_penalty, rtol=1e-5)
     np.testing.assert_allclose(gains(actual) - gains(expected), 2 * PULL * tokens * gains(params), rtol=1e-4)
     optimizer = make_optimizer(config, model.traits())
-    _, metrics = make_scheduled_step(model, optimizer, config, seed=0)(init_state(model, optimizer), data)
+    state = jax.jit(lambda: init_state(model, optimizer))()
+    _, metrics = jax.jit(make_scheduled_step(model, optimizer, config, seed=0))(state, data)
     np.testing.assert_allclose(metrics["penalty"], expected_penalty, rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"], alone / tokens, rtol=1e-5)
 
@@ -138,9 +146,9 @@ def test_a_step_projects_the_parameter_to_its_constraint(optimizer):
     """Each layer is projected separately; parameters inside the constraint are not changed."""
     model, config = function("free", learning_rate=0.2, optimizer=optimizer)
     chain = make_optimizer(config, model.traits())
-    state = init_state(model, chain)
-    after, _ = make_scheduled_step(model, chain, config, seed=0)(state, batch())
-    _, gradients, _ = make_gradients(model, config, seed=0)(state.params, jnp.int32(0), batch())
+    state = jax.jit(lambda: init_state(model, chain))()
+    after, _ = jax.jit(make_scheduled_step(model, chain, config, seed=0))(state, batch())
+    _, gradients, _ = jax.jit(make_gradients(model, config, seed=0))(state.params, jnp.int32(0), batch())
     upwards = gains(gradients) < 0
     assert upwards.any() and not upwards.all()
     np.testing.assert_allclose(gains(after.params)[upwards], 1.0, rtol=1e-6)
@@ -153,10 +161,11 @@ def test_a_step_projects_the_parameter_to_its_constraint(optimizer):
 def test_arrays_scan_with_the_layers(scanned, pattern):
     """Layers are numbered through the model; the arrays are not trained."""
     model, _ = function("fading", model={"pattern": pattern, "num_layers": 6, "scan_layers": scanned})
-    params = model.init()
+    params, inputs = model.init(), batch()["inputs_BxL"]
     assert "share" not in str(jax.tree_util.tree_structure(params)) and "share" in str(model.constants)
-    activations = model.bind(params).activations(lambda x: x, ModelInputs(jnp.asarray(batch()["inputs_BxL"])))
-    x, layers = np.asarray(activations["embedding"]), params["layers"]
+    activations = jax.jit(lambda params: model.bind(params).activations(lambda x: x, ModelInputs(inputs)))(params)
+    activations, layers = jax.device_get((activations, params["layers"]))
+    x = activations["embedding"]
     is_fading = [True] if not pattern else [True, False, True]
     for n in range(6):
         period, which = divmod(n, len(is_fading))

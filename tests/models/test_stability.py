@@ -16,10 +16,17 @@ from models.cases import FORM, assert_close, case, model_config, standard_segmen
 from models.cases import tokens as some_tokens
 
 B, L, D, H = 2, 7, 32, 2
+compute_logits = nnx.jit(lambda model, tokens: model(tokens))
+prefill = nnx.jit(lambda model, tokens, state: model.prefill(tokens, state))
+step = nnx.jit(lambda model, tokens, state: model.step(tokens, state))
 
 
 def build(**keys):
     return build_model(model_config("transformer_plus_plus", True, num_layers=1, **keys), rngs=nnx.Rngs(0))
+
+
+def draw_tokens() -> np.ndarray:
+    return np.random.default_rng(0).integers(4, 30, size=(B, L), dtype=np.int32)
 
 
 def rotate(x_LxK, base=10_000.0):
@@ -34,10 +41,10 @@ def test_normalised_queries_and_keys_follow_the_formula():
     mixer = build_mixer("transformer_plus_plus", model_dim=D, num_heads=H, query_key_norm=True, rngs=nnx.Rngs(0))
     attention, draw, width = mixer.sublayer, np.random.default_rng(0), D // H
     gains = draw.uniform(0.5, 2, size=(2, width))
-    attention.query_norm.scale[...], attention.key_norm.scale[...] = jnp.float32(gains)
+    attention.query_norm.scale[...], attention.key_norm.scale[...] = np.float32(gains)
     weights = {name: 10 * draw.normal(size=(D, D)) for name in ("query", "key", "value", "output")}
     for name, kernel in weights.items():
-        getattr(attention, name).kernel[...] = jnp.float32(kernel)
+        getattr(attention, name).kernel[...] = np.float32(kernel)
     x = draw.normal(size=(B, L, D))
     expected = np.zeros_like(x)
     for b in range(B):
@@ -51,7 +58,8 @@ def test_normalised_queries_and_keys_follow_the_formula():
             p = np.exp(scores - scores.max(axis=1, keepdims=True))
             joined.append(p / p.sum(axis=1, keepdims=True) @ v[i])
         expected[b] = np.concatenate(joined, axis=1) @ weights["output"]
-    np.testing.assert_allclose(mixer(jnp.float32(x)), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    actual = nnx.jit(lambda mixer, x: mixer(x))(mixer, np.float32(x))
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
 NORMED = [name for name, row in FAMILIES.items() if "model.query_key_norm" in row.reads()]
@@ -88,24 +96,23 @@ def test_global_tokens_have_separate_norms():
 
 
 def test_steps_normalise_like_full_sequences():
-    model = build(query_key_norm=True)
-    tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
-    expected, state = np.asarray(model(tokens)), model.init_state(B)
-    _, state = model.prefill(tokens[:, :3], state)
+    model, tokens = build(query_key_norm=True), draw_tokens()
+    expected, state = np.asarray(compute_logits(model, tokens)), model.init_state(B)
+    _, state = prefill(model, tokens[:, :3], state)
     for t in range(3, L):
-        logits, state = model.step(tokens[:, t], state)
+        logits, state = step(model, tokens[:, t], state)
         np.testing.assert_allclose(logits, expected[:, t], rtol=1e-3, atol=1e-4)
 
 
 def test_large_weights_leave_the_scores_as_they_are():
     """Scaling the query weights by ten has no effect with the norm, but has one without."""
-    tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
+    tokens = draw_tokens()
 
     def change(model):
-        before = np.asarray(model(tokens))
+        before = np.asarray(compute_logits(model, tokens))
         kernel = model.layers.sublayer_0.query.kernel
         kernel[...] = 10 * kernel[...]
-        return np.abs(np.asarray(model(tokens)) - before).max()
+        return np.abs(np.asarray(compute_logits(model, tokens)) - before).max()
 
     assert change(build(query_key_norm=True)) < 1e-4 < 1e-2 < change(build())
 
@@ -116,24 +123,27 @@ def test_logits_stay_within_the_cap_everywhere(tie):
     model = build(**{"softmax.cap": 1.5, "tie_embeddings": tie})
     table = model.embedding if tie else model.output_embedding
     table[...] = 5 * table[...]
-    tokens = jnp.asarray(np.random.default_rng(0).integers(4, 30, size=(B, L)), jnp.int32)
-    logits, features = np.asarray(model(tokens), np.float64), model.features(ModelInputs(tokens))
-    raw = np.asarray(model.head()._replace(cap=0.0).logits(features), np.float64)
+    tokens = draw_tokens()
+    targets = np.roll(tokens, -1, axis=1)
+
+    @nnx.jit
+    def read_head(model):
+        features, head = model.features(ModelInputs(tokens)), model.head()
+        rows = HeadInputs(features, targets, jnp.ones((B, L)), 1024, 1)
+        return head._replace(cap=0.0).logits(features), head.loss(rows)[0], head.scores(rows)["nll"].sum()
+
+    raw, loss, nll = (np.asarray(x, np.float64) for x in read_head(model))
+    logits = np.asarray(compute_logits(model, tokens), np.float64)
     assert np.abs(raw).max() > 3
     np.testing.assert_allclose(logits, 1.5 * np.tanh(raw / 1.5), rtol=1e-4, atol=1e-5)
     state = model.init_state(B)
     for t in range(3):
-        step, state = model.step(tokens[:, t], state)
-        np.testing.assert_allclose(step, logits[:, t], rtol=1e-3, atol=1e-4)
-    targets = jnp.roll(tokens, -1, axis=1)
+        one, state = step(model, tokens[:, t], state)
+        np.testing.assert_allclose(one, logits[:, t], rtol=1e-3, atol=1e-4)
     log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    expected = -np.take_along_axis(log_p, np.asarray(targets)[..., None], axis=-1).sum()
-    weights = jnp.ones((B, L))
-    assert float(model.head().loss(HeadInputs(features, targets, weights, 1024, 1))[0]) == pytest.approx(
-        expected, rel=1e-4
-    )
-    scores = model.head().scores(HeadInputs(features, targets, weights, 1024, 1))
-    assert float(scores["nll"].sum()) == pytest.approx(expected, rel=1e-4)
+    expected = -np.take_along_axis(log_p, targets[..., None], axis=-1).sum()
+    assert float(loss) == pytest.approx(expected, rel=1e-4)
+    assert float(nll) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_llama_has_neither_norm_nor_cap():

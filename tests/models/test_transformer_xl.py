@@ -1,5 +1,7 @@
 """Transformer-XL: gradients stop at the memory, visible tokens of the memory, bugs of other code."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,15 +26,16 @@ class Attention:
 
     def __init__(self, causal: bool = True, **keys):
         self.config = complete(parse_model(model_config("transformer_xl", causal, **keys)))
-        self.causal, sublayer = causal, FAMILIES["transformer_xl"].sublayers[0](self.config, rngs=nnx.Rngs(0))
-        self.graph, state = nnx.split(sublayer)
-        self.params = draw_parameters(nnx.to_pure_dict(state))
-        self.state = state
+        build = lambda: FAMILIES["transformer_xl"].sublayers[0](self.config, rngs=nnx.Rngs(0))
+        self.causal, sublayer = causal, nnx.eval_shape(build)
+        self.graph, self.state = nnx.split(sublayer)
+        self.params = draw_parameters(nnx.to_pure_dict(self.state))
 
+    @functools.partial(jax.jit, static_argnums=0)
     def __call__(self, params, x_LxD) -> jax.Array:
-        nnx.replace_by_pure_dict(self.state, jax.tree.map(jnp.asarray, params))
+        nnx.replace_by_pure_dict(self.state, params)
         context = make_context(len(x_LxD), causal=self.causal)
-        return nnx.merge(self.graph, self.state)(jnp.asarray(x_LxD, jnp.float32)[None], context)[0]
+        return nnx.merge(self.graph, self.state)(x_LxD[None], context)[0]
 
 
 def draw_input(seed: int) -> np.ndarray:
@@ -48,8 +51,8 @@ def test_the_derivative_stops_at_the_memory(gradient, causal):
     """Against differences of the oracle with a constant memory, or one that follows x, as in the bidirectional form."""
     attention, x, weight = Attention(causal, **{"xl.memory_gradient": gradient}), draw_input(0), draw_input(1)
     through = gradient or not causal
-    loss = lambda params, x: (attention(params, x) * jnp.asarray(weight, jnp.float32)).sum()
-    d_params, d_x = jax.grad(loss, argnums=(0, 1))(attention.params, jnp.asarray(x, jnp.float32))
+    loss = lambda params, x: (attention(params, x) * np.float32(weight)).sum()
+    d_params, d_x = jax.jit(jax.grad(loss, argnums=(0, 1)))(attention.params, np.float32(x))
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), attention.params)
     row = Row(lambda t, u: u <= t or not causal, list(range(LENGTH)))
 
@@ -80,9 +83,9 @@ def test_a_memory_without_derivative_gives_the_same_outputs():
 def test_the_first_token_of_the_memory_is_visible():
     """kimiyoung/transformer-xl's same_length mask hides it in transformers (#14832)."""
     attention, x = Attention(), draw_input(0)
-    before, last = attention(attention.params, x), 2 * SEGMENT - 1
+    before, last = np.asarray(attention(attention.params, x)), 2 * SEGMENT - 1
     changed = attention(attention.params, np.where(np.arange(LENGTH)[:, None] == 0, x + 1, x))
-    moved = np.abs(np.asarray(changed - before)).max(axis=-1) > 1e-6
+    moved = np.abs(np.asarray(changed) - before).max(axis=-1) > 1e-6
     np.testing.assert_array_equal(np.flatnonzero(moved), np.arange(last + 1))
 
 
