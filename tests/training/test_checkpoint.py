@@ -44,7 +44,7 @@ def experiment(config) -> Experiment:
 def states(experiment) -> dict:
     """A state per step, with other bits in every array."""
     first = new_state(experiment)
-    later = jax.tree.map(lambda x: jax.device_put((x + 1).astype(x.dtype), x.sharding), first)
+    later = jax.tree.map(lambda x: jax.device_put(np.asarray(x) + np.ones((), x.dtype), x.sharding), first)
     return {5: first, 7: later}
 
 

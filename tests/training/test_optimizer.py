@@ -1,7 +1,7 @@
 """Optimizers, schedules and clipping against the update rules of their papers in float64 NumPy, layer by layer."""
 
 import dataclasses
-from functools import partial
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ def settings(**keys) -> TrainConfig:
     return dataclasses.replace(parse(get_config()).train, **defaults | {"b1": 0.8, "b2": 0.95, "eps": 1e-6} | keys)
 
 
+@functools.cache
 def parameters() -> dict:
     draw = np.random.default_rng(0)
     sizes = {"embedding": (140, 130), "layers/kernel": (LAYERS, 130, 140), "layers/scale": (LAYERS, 5)}
@@ -42,6 +43,7 @@ def parameters() -> dict:
     return arrays
 
 
+@functools.cache
 def gradients(step: int) -> dict:
     draw = np.random.default_rng(step + 1)
     scale = np.array([1e-3, 1.0, 20.0])
@@ -74,12 +76,17 @@ def traits_with(rates: dict) -> Traits:
 
 def run_ours(config: TrainConfig, rates: dict = RATES) -> dict:
     optimizer = make_optimizer(config, traits_with(rates))
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), unflatten(parameters()))
-    state, update, rate = optimizer.init(params), jax.jit(optimizer.update), learning_rate(config)
+    params, rate = jax.tree.map(np.float32, unflatten(parameters())), learning_rate(config)
+    state = jax.jit(optimizer.init)(params)
+
+    @jax.jit
+    def update(grads, state, params, step):
+        updates, state = optimizer.update(grads, state, params, learning_rate=rate(step))
+        return optax.apply_updates(params, updates), state
+
     for step in range(STEPS):
-        grads = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), unflatten(gradients(step)))
-        updates, state = update(grads, state, params, learning_rate=rate(step))
-        params = optax.apply_updates(params, updates)
+        params, state = update(jax.tree.map(np.float32, unflatten(gradients(step))), state, params, step)
+    params = jax.device_get(params)
     return split_layers({"embedding": params["embedding"]} | {f"layers/{k}": x for k, x in params["layers"].items()})
 
 
@@ -238,9 +245,15 @@ def test_the_first_gradients_of_afts_position_bias_move_it(family):
     config.model.update(family=family, vocab_size=32, max_length=8, model_dim=8, num_layers=2)
     settings = dataclasses.replace(parse(config).train, warmup_steps=0, schedule="constant", clip=0.0)
     model = ModelFunction(complete(parse(config).model), seed=0)
-    optimizer, params = make_optimizer(settings, model.traits()), model.init()
-    gradients = jax.tree.map(lambda x: jnp.full_like(x, 1e-7), params)
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params, learning_rate=settings.learning_rate)
+    optimizer = make_optimizer(settings, model.traits())
+
+    @jax.jit
+    def first_updates():
+        params = model.init()
+        gradients = jax.tree.map(lambda x: jnp.full_like(x, 1e-7), params)
+        return optimizer.update(gradients, optimizer.init(params), params, learning_rate=settings.learning_rate)[0]
+
+    updates = first_updates()
     core = updates["layers"]["sublayer_0"]["core"]
     for name in ("query_position", "key_position"):
         assert np.abs(core[name]).min() > 0.9 * config.model.aft.bias_rate * settings.learning_rate
@@ -271,7 +284,7 @@ def test_a_stacked_matrix_is_its_layers():
     params, gradients = (jnp.float32(draw.normal(size=(6, 20, 30))) for _ in range(2))
     traits = Traits(*({"layers": {"kernel": x}} for x in (True, True, 1.0, False, False)))
     optimizer = make_optimizer(settings(optimizer="muon"), traits)
-    update = jax.jit(partial(optimizer.update, learning_rate=0.1))
+    update = jax.jit(functools.partial(optimizer.update, learning_rate=0.1))
 
     def update_layers(layers):
         tree = {"layers": {"kernel": params[layers]}}
@@ -286,7 +299,7 @@ def test_a_stacked_matrix_is_its_layers():
 
 def test_muon_equals_optax():
     draw = np.random.default_rng(0)
-    params = {"a": jnp.float32(draw.normal(size=(20, 30))), "b": jnp.float32(draw.normal(size=(30, 10)))}
+    params = {"a": np.float32(draw.normal(size=(20, 30))), "b": np.float32(draw.normal(size=(30, 10)))}
     ours, theirs = (
         scale_by_muon(),
         optax.contrib.scale_by_muon(
@@ -294,12 +307,13 @@ def test_muon_equals_optax():
         ),
     )
     state, their_state = ours.init(params), theirs.init(params)
+    update, their_update = jax.jit(ours.update), jax.jit(theirs.update)
     for _ in range(3):
-        gradients = jax.tree.map(lambda x: jnp.float32(draw.normal(size=x.shape)), params)
-        updates, state = ours.update(gradients, state)
-        expected, their_state = theirs.update(gradients, their_state)
+        gradients = jax.tree.map(lambda x: np.float32(draw.normal(size=x.shape)), params)
+        updates, state = update(gradients, state)
+        expected, their_state = their_update(gradients, their_state)
         for name, x in updates.items():
-            assert np.allclose(x, expected[name] * 0.2 * max(x.shape) ** 0.5, atol=1e-5)
+            assert np.allclose(x, np.asarray(expected[name]) * 0.2 * max(x.shape) ** 0.5, atol=1e-5)
 
 
 def test_an_orthogonal_gradient_keeps_its_direction():
