@@ -71,7 +71,7 @@ def test_prefill_then_steps():
     state = model.init_state()
     logits, state = model.prefill(model.params, inputs[:, :13], state, positions)
     for b, length in enumerate(positions):
-        assert_close(logits[b, :length], expected[b, :length], RTOL)
+        assert_close(np.asarray(logits)[b, :length], expected[b, :length], RTOL)
     for _ in range(LENGTH - positions.max()):
         logits, state = model.step(model.params, inputs[np.arange(2), positions], state)
         assert_close(logits, expected[np.arange(2), positions], RTOL)
