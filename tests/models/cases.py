@@ -104,16 +104,24 @@ class Case:
         config = model_config(family, causal, **overrides)
         self.family, self.causal, self.config_dict = family, causal, config
         self.settings = oracle_families.complete(config.to_dict())
-        abstract = nnx.eval_shape(lambda: build_model(config, rngs=nnx.Rngs(0)))
-        self._graph, self._state, self._constants = nnx.split(abstract, nnx.Param, ...)
-        if jax.tree.leaves(self._constants):  # untrained constants need their values
-            self._constants = jax.jit(lambda: nnx.split(build_model(config, rngs=nnx.Rngs(0)), nnx.Param, ...)[2])()
+        self._build = lambda: build_model(config, rngs=nnx.Rngs(0))
+        self.abstract = nnx.eval_shape(self._build)  # the module, with shapes instead of arrays
+        self._graph, self._state, _ = nnx.split(self.abstract, nnx.Param, ...)
         self.params = draw_parameters(nnx.to_pure_dict(self._state))
-        self.config = abstract.config
+        self.config = self.abstract.config
         self.logits = jax.jit(lambda params, *args: self.model(params)(*args))
         self.prefill = jax.jit(lambda params, *args: self.model(params).prefill(*args))
         self.step = jax.jit(lambda params, *args: self.model(params).step(*args))
         self.loss_and_grads = jax.jit(jax.value_and_grad(self._loss, has_aux=True))
+
+    @functools.cached_property
+    def _constants(self):
+        """Values of the arrays that are not trained; most families have none."""
+        constants = nnx.split(self.abstract, nnx.Param, ...)[2]
+        if not jax.tree.leaves(constants):
+            return constants
+        with jax.ensure_compile_time_eval():  # the first use may be inside of a jitted function
+            return jax.jit(lambda: nnx.split(self._build(), nnx.Param, ...)[2])()
 
     def model(self, params: dict):
         """Builds the module with these parameters."""

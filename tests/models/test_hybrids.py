@@ -121,7 +121,7 @@ def test_parameters_and_flops_are_counted():
     model = hybrid()
     assert sum(x.size for x in jax.tree.leaves(model.params)) == sizes.parameters(model.settings)
     for length in (8, 29):
-        flops = model.model(model.params).flops_per_token(length) * length
+        flops = model.abstract.flops_per_token(length) * length
         assert flops == pytest.approx(sizes.flops(model.settings, length), rel=0.02)
     alone = [
         oracle_families.complete(model_config(family, True, num_layers=2).to_dict()) for family in FLASH_AND_SOFTMAX

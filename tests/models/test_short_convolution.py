@@ -145,7 +145,7 @@ def test_the_state_holds_the_last_inputs():
 def test_parameters_and_flops_are_counted(family, causal, length):
     model = convolved_case(family, causal)
     assert sum(x.size for x in jax.tree.leaves(model.params)) == sizes.parameters(model.settings)
-    flops = model.model(model.params).flops_per_token(length) * length
+    flops = model.abstract.flops_per_token(length) * length
     assert flops == pytest.approx(sizes.flops(model.settings, length), rel=1e-9)
 
 

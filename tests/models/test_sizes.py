@@ -55,8 +55,8 @@ def count(config) -> int:
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "defaults")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameter_count(family, options):
-    config = model_config(family, FORM[family], **options)
-    assert count(config) == sizes.parameters(oracle_families.complete(config.to_dict()))
+    model = case(family, FORM[family], **options)
+    assert sum(x.size for x in jax.tree.leaves(model.params)) == sizes.parameters(model.settings)
 
 
 @pytest.mark.parametrize(("family", "millions"), [("flash", 112.0), ("flash_quad", 112.0), ("transformer", 109.5)])
@@ -86,7 +86,7 @@ def test_families_have_about_the_same_size(family):
 @pytest.mark.parametrize(("family", "causal"), CASES, ids=CASE_IDS)
 def test_flops_count_the_visible_pairs(family, causal, length, options):
     model = case(family, causal, **options)
-    flops = model.model(model.params).flops_per_token(length) * length
+    flops = model.abstract.flops_per_token(length) * length
     assert flops == pytest.approx(sizes.flops(model.settings, length), rel=1e-9)
 
 
