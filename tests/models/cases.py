@@ -120,8 +120,8 @@ class Case:
         constants = nnx.split(self.abstract, nnx.Param, ...)[2]
         if not jax.tree.leaves(constants):
             return constants
-        with jax.ensure_compile_time_eval():  # the first use may be inside of a jitted function
-            return jax.jit(lambda: nnx.split(self._build(), nnx.Param, ...)[2])()
+        # The first use may be inside of a jitted function, where a call of another one would not give values.
+        return jax.jit(lambda: nnx.split(self._build(), nnx.Param, ...)[2]).lower().compile()()
 
     def model(self, params: dict):
         """Builds the module with these parameters."""
