@@ -12,6 +12,7 @@ import shutil
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the oracles' threads would wait for each other on busy cores
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # or `run` would start the tests' process again
 _XLA_FLAGS = {
     "--xla_force_host_platform_device_count": "8",
@@ -97,6 +98,9 @@ def pytest_collection_modifyitems(items):
         family = params.get("family")
         if family and not _is_quick(item, family, params.get("causal", True)):
             item.add_marker(pytest.mark.slow("of a family, or a form of it, that is much like another"))
+        for mark in item.iter_markers("slow"):
+            if not (len(mark.args) == 1 and isinstance(mark.args[0], str)):
+                raise pytest.UsageError(f'{item.nodeid}: a slow test says why: pytest.mark.slow("starts a process")')
         # Models of a family are kept for the session of a process, so its tests run in the same one.
         group = item.get_closest_marker("group")
         item.add_marker(pytest.mark.xdist_group(family or (group.args[0] if group else item.path.stem)))
