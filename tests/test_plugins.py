@@ -140,6 +140,7 @@ def test_a_run_knows_its_plugins(run):
     assert err.count("\n") == 1 and "plugins=outside: there is no module outside: install it" in err
 
 
+@pytest.mark.slow("trains a run, scores it and compiles two decode loops")
 @pytest.mark.usefixtures("usual_promotion")
 def test_a_conditioning_that_only_a_plugin_defines(restore_tables, monkeypatch, tmp_path, capsys):
     """Training rows, evaluate, generate and translate use it in the same way."""

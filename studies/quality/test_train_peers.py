@@ -56,6 +56,7 @@ def trunks(tmp_path, script, monkeypatch):
     return list_trunks(config, [Part("peers", {FAMILY: {}}, {}, seeds=range(4), steps=20)])
 
 
+@pytest.mark.slow("trains and scores a run of ours")
 def test_a_peer_is_scored_as_ours_is(script, trunks, tmp_path):
     trunk = trunks[0]
     lines = script.train_and_score(script.PeerRun("uniform", trunk, 2e-3), sys.executable, tmp_path / "peer")
