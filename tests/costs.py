@@ -7,9 +7,9 @@ expensive files. The kinds are
 - compilation: XLA, with reading and writing the cache of compiled functions
 - tracing: from Python to a jaxpr, and from it to XLA's input
 - rest: the other CPU seconds, which are arithmetic, Python and files
-- imports: CPU seconds of a worker before its first test, which are imports and the collection of the tests
 
-JAX reports compilation and tracing by the clock, so they are right while no other work keeps the cores busy.
+What a worker does before its first test is a line of its own. JAX reports compilation and tracing by the clock, so they
+are right while no other work keeps the cores busy.
 """
 
 import collections
@@ -24,7 +24,7 @@ import pytest
 
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
 _TRACING = {"/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration"}
-KINDS = ("compilation", "tracing", "processes", "rest", "imports")
+KINDS = ("compilation", "tracing", "processes", "rest")
 
 _spent = collections.Counter()  # seconds of compilation and of tracing, and the number of compilations
 _spans = threading.local()  # the outermost spans that have ended, in order of time
@@ -100,17 +100,20 @@ def pytest_terminal_summary(terminalreporter, config):
     if path := config.getoption("--costs"):
         pathlib.Path(path).write_text("".join(json.dumps(line) + "\n" for line in _lines))
     total = sum_by(_lines, lambda line: "all")["all"]
-    terminalreporter.write_line("CPU seconds: " + ", ".join(f"{kind} {total[kind]:.0f}" for kind in KINDS))
-    families = sum_by([line for line in _lines if line["family"]], lambda line: line["family"])
+    kinds = [f"{kind} {total[kind]:.0f}" for kind in KINDS]
+    terminalreporter.write_line(f"CPU seconds: {', '.join(kinds)}, imports {import_seconds(_lines):.0f}")
+    families = collections.Counter()
+    for line in _lines:
+        if line["family"]:
+            families[line["family"]] += line["cpu"]
     if families:
-        costs = ", ".join(f"{family} {sum_kinds(row):.0f}" for family, row in sort_by_cost(families))
+        costs = ", ".join(f"{family} {seconds:.0f}" for family, seconds in families.most_common())
         terminalreporter.write_line(f"CPU seconds of each family's tests: {costs}")
 
 
 def sum_by(lines, key):
     """Sums the kinds of cost, the number of tests and of compilations of the lines with the same key."""
     sums = collections.defaultdict(collections.Counter)
-    workers = set()
     for line in lines:
         row = sums[key(line)]
         row["tests"] += 1
@@ -119,10 +122,15 @@ def sum_by(lines, key):
             row[kind] += line.get(kind, 0)
             row["rest"] -= line.get(kind, 0)
         row["compilations"] += line.get("compilations", 0)
-        if line["worker"] not in workers:  # the first test of each worker
-            workers.add(line["worker"])
-            row["imports"] += line["begun"]
     return sums
+
+
+def import_seconds(lines):
+    """Returns the CPU seconds of the workers before their first tests, for imports and the collection of the tests."""
+    first = {}
+    for line in lines:
+        first.setdefault(line["worker"], line["begun"])
+    return sum(first.values())
 
 
 def sum_kinds(row):
@@ -136,15 +144,18 @@ def sort_by_cost(sums):
 
 
 def print_table(lines, files):
-    """Prints the largest costs by file, the sum of the others, and the sum of all."""
+    """Prints the largest costs by file, the sum of the others, what the workers import, and the sum of all."""
     rows = sort_by_cost(sum_by(lines, lambda line: line["test"].split("::")[0]))
-    rest = collections.Counter()
+    others, total = collections.Counter(), collections.Counter()
     for _, row in rows[files:]:
-        rest.update(row)
-    table = [*rows[:files], (f"{len(rows[files:])} other files", rest), *sum_by(lines, lambda line: "all").items()]
+        others.update(row)
+    imports = collections.Counter(rest=import_seconds(lines))
+    table = [*rows[:files], (f"{len(rows[files:])} other files", others), ("imports, collection", imports)]
+    for _, row in table:
+        total.update(row)
     columns = ("tests", "CPU s", *KINDS, "compilations")
     print("| file | " + " | ".join(columns) + " |\n|---|" + "---:|" * len(columns))
-    for name, row in table:
+    for name, row in [*table, ("all", total)]:
         numbers = [row["tests"], sum_kinds(row), *(row[kind] for kind in KINDS), row["compilations"]]
         print(f"| {name.removeprefix('tests/')} | " + " | ".join(f"{number:,.0f}" for number in numbers) + " |")
 

@@ -31,8 +31,9 @@ def test_the_table_adds_up(capsys):
     costs.print_table(lines, 2)
     # The imports of a worker are those before its first test.
     assert capsys.readouterr().out.splitlines()[2:] == [
-        "| studies/test_b.py | 1 | 15 | 2 | 0 | 7 | 1 | 5 | 0 |",
-        "| ops/test_a.py | 2 | 11 | 3 | 1 | 0 | 2 | 5 | 7 |",
-        "| 1 other files | 1 | 1 | 0 | 0 | 0 | 1 | 0 | 0 |",
-        "| all | 4 | 27 | 4 | 2 | 7 | 4 | 10 | 7 |",
+        "| studies/test_b.py | 1 | 10 | 2 | 0 | 7 | 1 | 0 |",
+        "| ops/test_a.py | 2 | 6 | 3 | 1 | 0 | 2 | 7 |",
+        "| 1 other files | 1 | 1 | 0 | 0 | 0 | 1 | 0 |",
+        "| imports, collection | 0 | 10 | 0 | 0 | 0 | 10 | 0 |",
+        "| all | 4 | 27 | 4 | 2 | 7 | 14 | 7 |",
     ]
