@@ -2,9 +2,9 @@
 
 import json
 import os
+import subprocess
 import sys
 
-import pytest
 from small import ROOT
 
 from flash_lm.cli.run import run
@@ -26,17 +26,23 @@ def test_a_commit_finds_the_results_by_the_names_that_it_knows(tmp_path):
 
 
 def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["studies", *words, *here])
-        with pytest.raises(SystemExit) as stop:
-            run(main)
-            sys.exit(0)
-        return stop.value.code, *capsys.readouterr()
-
     here = [f"--root={tmp_path / 'root'}", f"--queue={tmp_path / 'queue'}"]
-    code, _, err = call("next", "--hours=1", f"--data={tmp_path}")
-    assert code == 2
-    assert err == "error: no commit makes the runs yet: name one with python -m studies commit HEAD --data=…\n"
+    words = [sys.executable, "-m", "studies", "next", "--hours=1", f"--data={tmp_path}", *here]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: no commit makes the runs yet: name one with python -m studies commit HEAD --data=…\n"
+    )
+
+    def call(*words: str) -> tuple[int, str, str]:
+        """Runs a command in this process; returns its exit code, output and errors."""
+        monkeypatch.setattr(sys, "argv", ["studies", *words, *here])
+        try:
+            run(main)
+        except SystemExit as stop:
+            return stop.code, *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
     code, _, err = call("next", "--hours=0", f"--data={tmp_path}")
     assert code == 2 and "--hours: 0 must be a number of hours above 0" in err
     code, _, err = call("commit", "no_such_name", f"--data={tmp_path}")

@@ -8,8 +8,8 @@ expensive files. The kinds are
 - tracing: from Python to a jaxpr, and from it to XLA's input
 - rest: the other CPU seconds, which are arithmetic, Python and files
 
-What a worker does before its first test is a line of its own. JAX reports compilation and tracing by the clock, so they
-are right while no other work keeps the cores busy.
+What a worker does before its first test is a row of its own in the table. JAX reports compilation and tracing by the
+clock, so they are right while no other work keeps the cores busy.
 """
 
 import collections

@@ -106,9 +106,11 @@ def allow_promotion() -> Iterator[None]:
     """Allows jax's usual promotion of dtypes and ranks, in all threads."""
     jax.config.update("jax_numpy_dtype_promotion", "standard")
     jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_numpy_rank_promotion", "raise")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_numpy_dtype_promotion", "strict")
+        jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def documents(corpus, split: str) -> list[str]:

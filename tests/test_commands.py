@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from small import ROOT, command, finish, load_script, override_flags, small_config, write_corpus
+from small import ROOT, command, finish, override_flags, small_config, write_corpus
 
 from flash_lm import evaluate, train
 from flash_lm.cli.run import run
@@ -30,7 +30,7 @@ def words(corpus, tmp_path):
     return override_flags(small_config(corpus, tmp_path / "cache"))
 
 
-def test_train_stop_resume_evaluate_compare(words, tmp_path, capsys):
+def test_train_stop_resume_evaluate_compare(words, tmp_path):
     workdir = tmp_path / "runs" / "flash"
     arguments = ("--config=configs/quickstart.py", f"--workdir={workdir}", *words, "--config.train.steps=600")
     arguments += ("--config.train.checkpoint_every=200", "--config.train.eval_every=200")
@@ -50,8 +50,7 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path, capsys):
     assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, 601))
     assert [line["step"] for line in lines if line["split"] == "validation"] == [200, 400, 600]
 
-    evaluate.main([f"--workdir={workdir}", "--lengths=16,32"])
-    out = capsys.readouterr().out
+    out, _ = finish(command("flash_lm.evaluate", f"--workdir={workdir}", "--lengths=16,32"))
     assert len(out.splitlines()) == 2 and "perplexity" in out
     results = read_jsonl(workdir / "results.jsonl")
     assert [result["length"] for result in results] == [16, 32]
@@ -59,8 +58,8 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path, capsys):
     # The perplexity of a model that has learned nothing is 260.
     assert results[1]["perplexity"] < 30
 
-    load_script("compare").main([str(workdir), f"--out={tmp_path / 'out'}"])
-    out = capsys.readouterr().out
+    script = [sys.executable, "scripts/compare.py", str(workdir), f"--out={tmp_path / 'out'}"]
+    out = subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert "| transformer_plus_plus " in out and "   600 | " in out
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(read_jsonl(tmp_path / "out" / "validation.jsonl")) == 3

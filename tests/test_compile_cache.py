@@ -41,7 +41,7 @@ def entries(folder):
     return {path: path.read_bytes() for path in folder.rglob("*-cache")}
 
 
-@pytest.mark.slow("starts two processes that train")
+@pytest.mark.slow("starts four processes that train")
 def test_a_second_run_compiles_nothing_and_has_the_same_numbers(train, tmp_path):
     # Which programs are worth keeping would otherwise depend on the load of the machine.
     train = functools.partial(train, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")

@@ -12,7 +12,7 @@ def test_a_span_is_counted_without_the_spans_inside_of_it(monkeypatch):
     monkeypatch.setattr(costs, "_spent", spent)
     monkeypatch.setattr(costs, "_spans", threading.local())
     monkeypatch.setattr(costs, "time", SimpleNamespace(time=lambda: clock.now))
-    trace, lower = sorted(costs._TRACING)
+    lower, trace = sorted(costs._TRACING)
     # Ended at this time, after so many seconds. The third contains the first two, and the last one nothing.
     events = [(10, trace, 1), (13, costs._COMPILATION, 2), (14, trace, 8), (15, "/jax/other", 14), (17, lower, 2)]
     for clock.now, event, seconds in events:

@@ -141,7 +141,7 @@ def test_anchors_of_links_exist(page):
 
 # tests/layers/test_mixer.py tests the code of layers.md; it and this test are in `make test-all`.
 RUN = [
-    pytest.param(page, marks=pytest.mark.slow("builds a layer of each family") if page.name == "layers.md" else ())
+    pytest.param(page, marks=pytest.mark.slow("builds and runs layers") if page.name == "layers.md" else ())
     for page in PAGES
 ]
 

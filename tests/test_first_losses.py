@@ -10,7 +10,7 @@ from flash_lm.config.registry import FAMILIES
 LOSSES = golden_losses()
 SHAPES = json.loads(PARAMETERS.read_text())
 WRITE = "if the change is meant, write the golden files as tests/first_losses.py says, and say so in CHANGELOG.md"
-QUICK = {"flash causal_lm"}  # the others, in `make test-all`, compile one step each
+QUICK = {"flash causal_lm", "seq2seq"}  # the others, in `make test-all`, compile one step each
 
 
 def test_each_run_has_golden_losses():

@@ -72,7 +72,7 @@ def test_a_wrong_key_or_value_ends_the_sweep(grid, message):
         grid_runs(one_device(quickstart.get_config()), grid)
 
 
-@pytest.mark.slow("trains four runs")
+@pytest.mark.slow("trains five runs")
 def test_decays_branch_off_one_run(tmp_path, monkeypatch):
     """Each equals, up to rounding, an uninterrupted run with its schedule: a constant rate compiles differently."""
     monkeypatch.setattr(decays, "BUDGETS", (10, 20))
@@ -160,7 +160,7 @@ def test_a_study_continues_where_it_stopped(config, tmp_path, monkeypatch, capsy
     assert steps == [1, 2, 3]
 
 
-@pytest.mark.slow("trains several runs")
+@pytest.mark.slow("trains a run")
 def test_a_study_of_another_config_is_another_study(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "evaluate", lambda folder, split, lengths: [{"split": split, "step": 3}])
     runs = {"chunk_8": {"model.chunks.size": 8}}

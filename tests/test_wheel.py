@@ -14,7 +14,7 @@ from flash_lm.errors import InputError
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-@pytest.mark.slow("builds and installs the package")
+@pytest.mark.slow("builds the package")
 def test_the_wheel_contains_only_flash_lm(tmp_path):
     """Built from a copy, since setuptools writes next to its sources; configs are part of the package."""
     ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "results", "notebooks")

@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow("trains a run and scores it at other lengths")
+@pytest.mark.slow("trains a run and generates long texts")
 def test_a_run_beyond_the_length_of_its_training(folder, capsys):
     script, out = long_text, folder / "out.jsonl"
     script.main([str(folder / "mine"), "--tokens=80", "--samples=2", f"--out={out}"])

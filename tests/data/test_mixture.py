@@ -205,7 +205,7 @@ def test_a_part_without_text_is_named(config, tmp_path):
         load_splits(parse(apply_changes(config, {"data.mixture": missing})).data)
 
 
-@pytest.mark.slow("trains a run")
+@pytest.mark.slow("tokenizes two more corpora")
 def test_paths_with_the_same_name_stay_separate(config, tmp_path):
     other = write_corpus(tmp_path / "more" / "a")
     mixture = ((str(tmp_path / "a"), 1), (str(tmp_path / "more" / "a"), 1))

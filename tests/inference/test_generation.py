@@ -208,7 +208,7 @@ def test_a_prompt_longer_than_the_positions(tmp_path):
         short.generate(["the"], 29)
 
 
-@pytest.mark.slow("trains a masked model")
+@pytest.mark.slow("compiles three shapes of batches")
 def test_filling_in(masked_model):
     filler, text = Filler(masked_model), "the cat [MASK]ees the [MASK]og"
     (actual,) = filler([text])

@@ -150,7 +150,7 @@ def run(tmp_path_factory, usual_promotion):
     return folder / "run"
 
 
-@pytest.mark.slow("trains a run")
+@pytest.mark.slow("scores a split twice")
 def test_bits_per_byte_equal_those_of_evaluate(run, tmp_path):
     """Evaluate also counts the end of each document; without it the scores are equal, window by window."""
     trained_model = flash_lm.load(run)
@@ -170,7 +170,7 @@ def test_bits_per_byte_equal_those_of_evaluate(run, tmp_path):
     assert ours["bits_per_byte"] == pytest.approx(nll / math.log(2) / sum(len(x.encode()) for x in texts), rel=1e-5)
 
 
-@pytest.mark.slow("trains a run")
+@pytest.mark.slow("starts a process that runs three tasks")
 def test_the_command_runs_the_tasks_offline(run, tmp_path):
     words = [f"--workdir={run}", f"--include={ROOT}/configs/harness", f"--out={tmp_path}/out.jsonl"]
     out, _ = finish(command("flash_lm.harness", *words, "--tasks=own_text,minimal_pairs,next_words"))

@@ -54,7 +54,7 @@ def test_each_request_gets_the_answer_of_a_single_request(family):
     assert batch.free == batch.rows == 2
 
 
-@pytest.mark.slow("compiles an engine of its own")
+@pytest.mark.slow("compiles three steps at a time")
 def test_other_rows_do_not_matter():
     batch = RunningBatch(engine("flash"), 2, CAPACITY)
     (first,) = serve(batch, REQUESTS[1:2], at_a_time=3)
@@ -80,7 +80,7 @@ def test_requests_compile_nothing_after_the_first_ones(family):
     assert [function._cache_size() for function in compiled] == before
 
 
-@pytest.mark.slow("compiles an engine of its own")
+@pytest.mark.slow("compiles a batch of four rows")
 def test_samples_of_one_prompt_equal_those_of_one_call():
     """The prompt is prefilled once."""
     batch, sampling = RunningBatch(engine("flash"), 4, CAPACITY), Sampling(temperature=1.5)

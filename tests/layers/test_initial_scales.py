@@ -19,8 +19,8 @@ def _unit(family: str, start: str, seed: int | jax.Array = 0, **changes) -> nnx.
     return FAMILIES[family].sublayers[0](complete(parse_model(raw)), rngs=nnx.Rngs(seed))
 
 
-def _scales(*args, **changes) -> np.ndarray:
-    return np.asarray(jax.jit(lambda: _unit(*args, **changes).variants.scale[...])())
+def _scales(family: str, start: str, **changes) -> np.ndarray:
+    return np.asarray(jax.jit(lambda: _unit(family, start, **changes).variants.scale[...])())
 
 
 @pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if "model.scale_init" in row.reads()])

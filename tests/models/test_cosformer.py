@@ -76,7 +76,7 @@ def test_m_is_not_the_length_of_the_sequence():
     assert_close(prefix, full[:, :11], 1e-6)
 
 
-@pytest.mark.slow("compiles attention and its derivative for one query")
+@pytest.mark.slow("compiles attention and its derivative once more")
 def test_a_query_without_any_weight():
     """relu often makes all of a query or key zero; then the output is zero, not NaN."""
     q, k, v = draw(1, 2, 12, 4), draw(2, 2, 12, 4)[:1], draw(3, 2, 12, 4)[:1]

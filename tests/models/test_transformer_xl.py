@@ -33,9 +33,10 @@ class Attention:
 
     @functools.partial(jax.jit, static_argnums=0)
     def __call__(self, params, x_LxD) -> jax.Array:
-        nnx.replace_by_pure_dict(self.state, params)
+        state = jax.tree.map(lambda leaf: leaf, self.state)
+        nnx.replace_by_pure_dict(state, params)
         context = make_context(len(x_LxD), causal=self.causal)
-        return nnx.merge(self.graph, self.state)(x_LxD[None], context)[0]
+        return nnx.merge(self.graph, state)(x_LxD[None], context)[0]
 
 
 def draw_input(seed: int) -> np.ndarray:

@@ -31,11 +31,11 @@ def expected(x, taps, causal: bool, ids=IDS) -> np.ndarray:
     return np.stack([convolve_by_loops(x_LxD, taps.astype(float), sees, causal) for x_LxD, sees in rows])
 
 
-def run_eagerly(x, taps, causal: bool, ids=IDS):
+def convolve_documents(x, taps, causal: bool, ids=IDS):
     return convolve(x, taps, find_segments(jnp.asarray(ids)).runs_BxL, causal=causal)
 
 
-run = jax.jit(run_eagerly, static_argnames="causal")
+run = jax.jit(convolve_documents, static_argnames="causal")
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 30])
@@ -69,9 +69,9 @@ def test_gradients(causal, full):
 def test_documents_are_independent(causal):
     """A document alone has bit for bit the same output as among others, if XLA cannot fuse the operations."""
     x, taps = draw(2, 23, D), draw_taps(4, False)
-    actual = np.asarray(run_eagerly(x, taps, causal))
+    actual = np.asarray(convolve_documents(x, taps, causal))
     for start, end in ((0, 7), (9, 11), (11, 12), (12, 21)):
-        alone = run_eagerly(x[:1, start:end], taps, causal, np.ones((1, end - start), np.int32))
+        alone = convolve_documents(x[:1, start:end], taps, causal, np.ones((1, end - start), np.int32))
         np.testing.assert_array_equal(actual[0, start:end], np.asarray(alone)[0])
 
 

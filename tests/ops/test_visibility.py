@@ -114,6 +114,7 @@ def compile_form(form, chunk: int):
     [(plain, LENGTH), (blocked, LENGTH), (local, LENGTH), (local, CHUNK), (kernel, LENGTH), (kernel, 8)],
 )
 def test_every_form_obeys_the_key_span(form, chunk, kind, arrays, monkeypatch):
+    # Of the blocked form; the others do not read them.
     monkeypatch.setattr(blocked_attention, "SMALLEST", 4)
     monkeypatch.setattr(blocked_attention, "LARGEST", 4)
     ids = random_ids(7)

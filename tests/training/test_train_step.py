@@ -153,11 +153,11 @@ def test_clipping_bounds_the_update():
 
 def test_only_matrices_have_weight_decay():
     with_decay, without = (jax.device_get(one_step((("weight_decay", w),))[0].params) for w in (0.5, 0.0))
-    start = jax.device_get(first_parameters())
+    initial = jax.device_get(first_parameters())
     rate = float(learning_rate(parts()[1])(0))
     differing = set()
     for (path, a), b, p in zip(
-        jax.tree_util.tree_leaves_with_path(with_decay), jax.tree.leaves(without), jax.tree.leaves(start), strict=True
+        jax.tree_util.tree_leaves_with_path(with_decay), jax.tree.leaves(without), jax.tree.leaves(initial), strict=True
     ):
         if not np.allclose(a, b, atol=1e-9):
             differing.add(path[-1].key)
@@ -240,7 +240,7 @@ def test_a_penalty_is_logged_separately(accumulate, name):
     assert abs(np.log(penalized["grad_norm"] / plain["grad_norm"])) > 0.1
 
 
-@pytest.mark.slow("compiles four training steps of another family")
+@pytest.mark.slow("compiles three training steps of another family")
 def test_redrawn_features_follow_seed_and_step():
     """Without dropout: same parameters, same rows, other features at each step; recomputed, they are the same again."""
     keys = {"family": "performer", "favor.redraw": True}

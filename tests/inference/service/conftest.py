@@ -13,7 +13,7 @@ FOLDER = pathlib.Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Puts the tests of this folder in one process."""
+    """Puts the tests of this folder in one process; it runs before the hook of the same name that reads `group`."""
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.group("service"))

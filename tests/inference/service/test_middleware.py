@@ -17,7 +17,7 @@ def waits(monkeypatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         delays.append(seconds)
 
-    # For this module alone: the services of other tests keep their clock.
+    # In this module alone: the event loops of the services that other tests share keep their clock.
     monkeypatch.setattr(middleware, "asyncio", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(middleware, "time", SimpleNamespace(monotonic=lambda: 100.0))
     return delays

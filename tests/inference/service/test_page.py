@@ -85,7 +85,6 @@ def test_stop_frees_the_row(page):
         assert gauge(client, "tokens_total") < 10_000 and not page.wrong
 
 
-@pytest.mark.slow("waits for the browser")
 def test_errors_are_shown_and_empty_fields_are_left_to_the_service(page, text):
     page.goto(text.server.url)
     page.locator("#prompt").fill("a")
