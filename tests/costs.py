@@ -118,7 +118,7 @@ def sum_by(lines, key):
         row = sums[key(line)]
         row["tests"] += 1
         row["rest"] += line["cpu"]
-        for kind in ("compilation", "tracing", "processes"):
+        for kind in KINDS[:-1]:
             row[kind] += line.get(kind, 0)
             row["rest"] -= line.get(kind, 0)
         row["compilations"] += line.get("compilations", 0)
