@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from flash_lm.config.experiment import Config, parse
 from flash_lm.config.registry import HEADS, TASKS
 from flash_lm.families.family import complete_config
-from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.models.facts import training_flops
+from flash_lm.ops.implementations import recorded
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.train_state import ModelFunction, init_state
 from flash_lm.training.train_step import make_scheduled_step
@@ -44,6 +44,7 @@ class BareStep:
         peak_bytes: bytes of all arrays during a step: state, batch and temporary arrays.
         model_flops: model FLOPs of a step, see `models.facts`.
         kernels: whether the step uses Pallas kernels.
+        implementations: what its parts use, as the lines of a run say it.
     """
 
     def __init__(self, config: Config):
@@ -58,7 +59,8 @@ class BareStep:
         step = make_scheduled_step(model, optimizer, config.train, config.seed, TASKS[config.task])
         step = jax.jit(step, donate_argnums=0)
         start = time.perf_counter()
-        traced = step.trace(jax.eval_shape(self._init), jax.eval_shape(self._batch))
+        with recorded() as self.implementations:
+            traced = step.trace(jax.eval_shape(self._init), jax.eval_shape(self._batch))
         self._compiled = traced.lower().compile()
         self.compile_s = time.perf_counter() - start
         self.kernels = "pallas_call" in str(traced.jaxpr)
@@ -95,10 +97,8 @@ class BareStep:
             name: jnp.full((data.batch_size, *size), task.conditioning.fill_value(data.length), jnp.int32)
             for name, size in task.added(data).items()
         }
-        # cuDNN would get segment ids as an L×L array.
-        is_cudnn = self.config.model[QuadraticOptions].implementation == "cudnn"
         return {
-            "segment_ids_BxL": None if is_cudnn else jnp.ones(shape, jnp.int32),
+            "segment_ids_BxL": jnp.ones(shape, jnp.int32),
             "inputs_BxL": tokens_BxL,
             "targets_BxL": targets_BxL % HEADS[model.head].outputs(model) if task.labels else targets_BxL,
             "loss_mask_BxL": chosen_BxL.astype(jnp.float32),

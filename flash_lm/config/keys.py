@@ -49,7 +49,9 @@ def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
         unit: what the key means, for docs/keys.md.
         rules: checks of its values, in addition to its type.
         more: `before`, for a key whose default differs from what runs did before the key existed, or before its
-            default changed: the value that matches what they did. They load with it, and keep their hash.
+            default changed: the value that matches what they did. They load with it, and keep their hash. `same`:
+            values that make the same run as the default, up to rounding, such as an implementation: a tuple; a run
+            with one of them has the same hash.
     """
     about = {"unit": unit, "rules": rules, "open": default is None, **more}
     return dataclasses.field(default=default, metadata=about)
@@ -257,7 +259,7 @@ def identifying_keys(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
         cls: the class of the config.
 
     Returns:
-        `flat` without the keys at the value that a run has which does not name them.
+        `flat` without the keys at the value that a run has which does not name them, or one that is the same.
     """
     # A former name has the references of all keys that it became.
     references = {one.name: [one.reference] for one in keys(cls)}
@@ -267,7 +269,10 @@ def identifying_keys(flat: Mapping[str, Any], cls: type) -> dict[str, Any]:
     is_reference = lambda name, value: (
         name in references and {json.dumps(x) for x in references[name]} == {json.dumps(value)}
     )
-    return {name: value for name, value in flat.items() if not is_reference(name, value)}
+    same = {one.name: one.about["same"] for one in keys(cls) if "same" in one.about}
+    return {
+        name: value for name, value in flat.items() if not (is_reference(name, value) or value in same.get(name, ()))
+    }
 
 
 def _reference(about: Mapping[str, Any], default: Any) -> Any:

@@ -11,6 +11,7 @@ from flash_lm.config.registry import FAMILIES
 from flash_lm.families.sublayer_spec import SublayerSpec
 from flash_lm.layers.cross_attention import CrossAttention, CrossGatedUnit, CrossOptions, CrossSublayer
 from flash_lm.layers.cross_core import PairsCore, SumsCore
+from flash_lm.layers.quadratic_core import QuadraticOptions
 
 
 @section("model.encoder")
@@ -34,16 +35,16 @@ class EncoderOptions:
     )
 
 
-def _softmax(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
-    return CrossAttention(config, cross, PairsCore(config, "softmax"), rngs=rngs)
+def _softmax(config: ModelConfig, cross: CrossOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
+    return CrossAttention(config, cross, PairsCore(config, quadratic, "softmax"), rngs=rngs)
 
 
 def _linear(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
     return CrossAttention(config, cross, SumsCore(), rngs=rngs)
 
 
-def _gau(config: ModelConfig, cross: CrossOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
-    return CrossGatedUnit(config, cross, PairsCore(config, cross.attention_function), rngs=rngs)
+def _gau(config: ModelConfig, cross: CrossOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs) -> CrossSublayer:
+    return CrossGatedUnit(config, cross, PairsCore(config, quadratic, cross.attention_function), rngs=rngs)
 
 
 def _cross_problems(config: ModelConfig) -> list[str]:
@@ -54,7 +55,6 @@ def _cross_problems(config: ModelConfig) -> list[str]:
 
 
 _HEAD_SPEC: dict[str, Any] = {
-    "sections": (CrossOptions,),
     "keys": frozenset({"num_heads", "query_key_norm"}),
     "unread": frozenset({"cross.expanded_dim", "cross.shared_dim", "cross.attention_function"}),
     "defaults": {"cross.heads": lambda config: config.num_heads},
@@ -62,11 +62,11 @@ _HEAD_SPEC: dict[str, Any] = {
 }
 # model.cross.kind -> the sublayer of cross attention, inserted in each layer after the sublayer that mixes the tokens
 CROSS = {
-    "softmax": SublayerSpec(_softmax, **_HEAD_SPEC),
-    "linear": SublayerSpec(_linear, **_HEAD_SPEC),
+    "softmax": SublayerSpec(_softmax, (CrossOptions, QuadraticOptions), **_HEAD_SPEC),
+    "linear": SublayerSpec(_linear, (CrossOptions,), **_HEAD_SPEC),
     "gau": SublayerSpec(
         _gau,
-        (CrossOptions,),
+        (CrossOptions, QuadraticOptions),
         defaults={"cross.heads": 1, "cross.expanded_dim": lambda config: 2 * config.model_dim},
         problems=_cross_problems,
     ),

@@ -121,9 +121,14 @@ def _mixed_chunk_unit(config: ModelConfig, gau: GAUOptions, chunks: ChunkOptions
 
 
 def _mixed_chunk_heads(
-    config: ModelConfig, chunks: ChunkOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs
+    config: ModelConfig,
+    chunks: ChunkOptions,
+    quadratic: QuadraticOptions,
+    convolution: ConvolutionOptions,
+    *,
+    rngs: nnx.Rngs,
 ) -> Sublayer:
-    core = MixedChunkCore(config, chunks)
+    core = MixedChunkCore(config, chunks, implementation=quadratic.implementation)
     return MultiHeadAttention(config, core, convolution, rngs=rngs, scale_offsets=True)
 
 
@@ -165,7 +170,7 @@ GAU_QUADRATIC = SublayerSpec(_quadratic_unit, (GAUOptions, QuadraticOptions), se
 GAU_MIXED_CHUNK = SublayerSpec(_mixed_chunk_unit, (GAUOptions, ChunkOptions), **_GAU)
 SOFTMAX_MIXED_CHUNK = SublayerSpec(
     _mixed_chunk_heads,
-    (ChunkOptions, ConvolutionOptions),
+    (ChunkOptions, QuadraticOptions, ConvolutionOptions),
     MULTI_HEAD_KEYS | {"normalizer", "divides"},
     problems=head_problems,
 )

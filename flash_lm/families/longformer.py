@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,10 +27,13 @@ from flash_lm.layers.attention_core import Pair, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.ops import banded_softmax as ops
 from flash_lm.ops.banded_softmax import SoftmaxPart
+from flash_lm.ops.fused_attention import FUSED, fused_attention
 from flash_lm.ops.gather_tokens import index_chosen
+from flash_lm.ops.implementations import report
 from flash_lm.ops.kv_cache import (
     Ring,
     empty_ring,
@@ -42,6 +45,7 @@ from flash_lm.ops.kv_cache import (
     write_token,
 )
 from flash_lm.ops.matmul import matmul
+from flash_lm.ops.softmax_choice import PART, choose_softmax
 from flash_lm.ops.visibility import KeySpan
 
 
@@ -106,9 +110,11 @@ class WindowCore(PlainCore):
 
     layers: tuple[tuple[int, int], ...]
 
-    def __init__(self, config: ModelConfig, options: WindowOptions, largest: int):
-        """A core for windows of at most `largest` tokens."""
-        self.largest, self.global_tokens = largest, options.global_tokens
+    def __init__(self, config: ModelConfig, options: WindowOptions, implementation: str, windows: Sequence[int]):
+        """A core for layers with these windows; `implementation`: `model.quadratic.implementation`."""
+        self.largest, self.global_tokens = max(windows), options.global_tokens
+        self.implementation, self.one_window = implementation, len(set(windows)) == 1
+        largest = self.largest
         self.dilations = tuple(sorted(set(options.dilations)))
         self.dilated_heads = 0 if self.dilations == (1,) else options.dilated_heads
         self.state_dtype = jnp.dtype(config.state_dtype)
@@ -120,6 +126,9 @@ class WindowCore(PlainCore):
         """B×H×L×E."""
         assert context.segments is not None
         (q, k), (values, global_values), offsets_BxL = by.pair, self._split(v), context.segments.offsets_BxL
+        if by.global_pair is None and (name := self._fused(q, k, v, context)):
+            mask = context.key_span(self.largest), context.structure(self.largest)
+            return fused_attention(name, q, k, v, *mask, scale=1 / math.sqrt(q.shape[-1]))
         start_BxL = context.key_span().index_BxL - offsets_BxL
 
         def key_span(reach: jax.Array) -> KeySpan:
@@ -231,6 +240,15 @@ class WindowCore(PlainCore):
         )
         return out.astype(v.dtype), WindowState(state.ring, first)
 
+    def _fused(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> str | None:
+        """The implementation of a library for a plain window; None: bands of blocks."""
+        if self.dilated_heads or not self.one_window:
+            report(PART, "bands of blocks, since windows are dilated or differ by layer")
+            return None
+        mask = context.key_span(self.largest), context.structure(self.largest)
+        name = choose_softmax(self.implementation, q, k, v, *mask, otherwise="bands of blocks")
+        return name if name in FUSED else None
+
     def _near(
         self, by: WindowInputs, k: jax.Array, v: jax.Array, key_span: Callable[[jax.Array], KeySpan]
     ) -> SoftmaxPart:
@@ -271,7 +289,15 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
 
     core: WindowCore
 
-    def __init__(self, config: ModelConfig, options: WindowOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: WindowOptions,
+        quadratic: QuadraticOptions,
+        convolution: ConvolutionOptions,
+        *,
+        rngs: nnx.Rngs,
+    ):
         """H heads of width D / H."""
         dim, layers = config.model_dim, range(config.num_layers)
         most = max(config.max_length, options.size)
@@ -282,7 +308,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         self.heads = self.key_heads = config.num_heads
         self.key_width = self.value_width = dim // self.heads
         # One core for all layers: its blocks and its ring suit the largest window.
-        self.core = WindowCore(config, options, max(self.windows))
+        self.core = WindowCore(config, options, quadratic.implementation, self.windows)
         # Global attention has separate projections.
         self.names = ("query", "key", "value")
         if options.global_tokens:
@@ -343,7 +369,9 @@ def _problems(config: ModelConfig) -> list[str]:
     return problems
 
 
-WINDOW = SublayerSpec(LongformerAttention, (WindowOptions, ConvolutionOptions), MULTI_HEAD_KEYS, problems=_problems)
+WINDOW = SublayerSpec(
+    LongformerAttention, (WindowOptions, QuadraticOptions, ConvolutionOptions), MULTI_HEAD_KEYS, problems=_problems
+)
 ROWS = {
     "longformer": Family(
         (WINDOW, MLP_SPEC),

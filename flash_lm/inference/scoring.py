@@ -19,6 +19,7 @@ from flash_lm.data.token_cache import KnownCorpus, TokenizedCorpus
 from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 from flash_lm.inference.model import TEXT_KEYS, TrainedModel, load_model
+from flash_lm.ops.implementations import recorded
 from flash_lm.runs.jsonl import read_lines
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_name import RunName, run_name
@@ -96,11 +97,12 @@ def evaluate(
     results = []
     is_partial = first or not task.of_each_token
     text = None if is_partial or not isinstance(corpus, TokenizedCorpus) else corpus.splits[split]
-    for length, scores in _score_lengths(trained, lengths, score):
-        if text is not None and text.bytes and "slice" not in scores:
-            scores |= _text_scores(scores["nll"], text)
-        results.append(_result(trained, name, corpus, split, length, scores))
-    return results
+    with recorded() as implementations:
+        for length, scores in _score_lengths(trained, lengths, score):
+            if text is not None and text.bytes and "slice" not in scores:
+                scores |= _text_scores(scores["nll"], text)
+            results.append(_result(trained, name, corpus, split, length, scores))
+    return [result | implementations.line() for result in results]
 
 
 def _result(

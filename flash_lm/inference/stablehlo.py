@@ -8,7 +8,6 @@ Each is a `jax.export.Exported`, serialized: StableHLO with its calling conventi
 arrays by name, so the programs hold no weights. Shapes are fixed.
 """
 
-import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
@@ -77,8 +76,8 @@ def describe_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
 
 def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Exported]:
     """Exports the programs by name, with parameters and states as flat dicts."""
-    # The model without kernels; parameters are arguments, and constants are part of the programs.
-    config = dataclasses.replace(trained.config.model, kernels="xla")
+    # The model without kernels and libraries; parameters are arguments, and constants are part of the programs.
+    config = trained.config.model.put("kernels", "xla").put("quadratic.implementation", "blocked")
     model = ModelFunction(config, trained.config.seed).replace_constants(trained.model.constants)
     capacity = _capacity(trained, sizes)
     start = lambda bound: bound.init_state(sizes.rows, capacity)

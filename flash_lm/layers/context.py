@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from flash_lm.errors import InputError
 from flash_lm.ops.segments import Segments, find_segments, whole_row
-from flash_lm.ops.visibility import KeySpan, causal_key_span, document_key_span
+from flash_lm.ops.visibility import KeySpan, MaskStructure, causal_key_span, document_key_span
 
 
 @jax.tree_util.register_dataclass
@@ -22,6 +22,7 @@ class Memory:
         lengths_B: how many of them are real; the rest is padding.
         first_BxL: index of the first vector that each token sees.
         stop_BxL: index after the last one.
+        documents: packed: document of each token, B×L, and of each vector, B×M.
         packed: static; a sequence may hold several documents, each with a separate part of the memory.
     """
 
@@ -29,11 +30,16 @@ class Memory:
     lengths_B: jax.Array
     first_BxL: jax.Array
     stop_BxL: jax.Array
+    documents: tuple[jax.Array, jax.Array] | None = None
     packed: bool = dataclasses.field(metadata={"static": True})
 
     def key_span(self) -> KeySpan:
         """The span of the memory that each token sees; positions of the tokens do not matter."""
         return KeySpan(jnp.zeros_like(self.first_BxL), self.first_BxL, self.stop_BxL)
+
+    def structure(self) -> MaskStructure:
+        """The same as `key_span`, in terms of the sequences: real vectors, or documents."""
+        return MaskStructure(causal=False, lengths=None if self.packed else self.lengths_B, documents=self.documents)
 
 
 def make_memory(
@@ -67,6 +73,7 @@ def make_memory(
         lengths_B=lengths_B,
         first_BxL=first_BxL,
         stop_BxL=stop_BxL,
+        documents=(ids_BxL, memory_ids_BxM) if packed else None,
         packed=packed,
     )
 
@@ -114,6 +121,17 @@ class Context:
         if self.segments is not None:
             return document_key_span(self.segments, causal=self.causal, window=window, prefix_BxL=self.prefix_BxL)
         return causal_key_span(self.positions_BxL, self.real(), window, self.prefix_BxL)
+
+    def structure(self, window: int | None = None) -> MaskStructure | None:
+        """The same as `key_span`, in terms of the sequences; None: prefixes and decode states have none."""
+        if self.segments is None or self.prefix_BxL is not None:
+            return None
+        runs_BxL = self.segments.runs_BxL
+        if self.packed:
+            return MaskStructure(causal=self.causal, window=window, documents=(runs_BxL, runs_BxL))
+        # Padding is at the end of a sequence, where no causal query sees it.
+        lengths = None if self.causal else (runs_BxL > 0).sum(axis=1, dtype=jnp.int32)
+        return MaskStructure(causal=self.causal, window=window, lengths=lengths)
 
     def prefix_mask(self) -> jax.Array:
         """Prefill: which tokens are in the prefix of their sequence, B×L; the parallel form has `prefixes_of`."""

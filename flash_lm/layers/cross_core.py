@@ -8,11 +8,14 @@ from flax import nnx
 
 from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Memory
+from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.layers.sublayer import State
+from flash_lm.ops.fused_attention import FUSED, fused_attention
 from flash_lm.ops.linear_attention import append_ones, elu_plus_one, ratio
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import quadratic_attention
-from flash_lm.ops.visibility import KeySpan
+from flash_lm.ops.softmax_choice import choose_softmax
+from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 
 class CrossCore(Protocol):
@@ -54,13 +57,14 @@ class HeldPairs(NamedTuple):
 class PairsCore(nnx.Module):
     """Attention over the memory: f(q kᵀ / √K) / N · v, where N is the length of the memory; softmax has no N."""
 
-    def __init__(self, config: ModelConfig, function: str):
+    def __init__(self, config: ModelConfig, options: QuadraticOptions, function: str):
         """`function`: a name of `ATTENTION_FUNCTIONS`."""
         self.function, self.state_dtype = function, jnp.dtype(config.state_dtype)
+        self.implementation = options.implementation
 
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
         """See `CrossCore`."""
-        return self._attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, memory.key_span())
+        return self._attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, memory.key_span(), memory.structure())
 
     def init_state(self, batch: int, heads: int, length: int, key_width: int, value_width: int) -> HeldPairs:
         """See `CrossCore`."""
@@ -79,7 +83,8 @@ class PairsCore(nnx.Module):
         zeros_BxL = jnp.zeros_like(stop_BxL)
         q = q_BxHxLxK.astype(state.key_BxHxMxK.dtype)
         key_span = KeySpan(zeros_BxL, zeros_BxL, stop_BxL)
-        return self._attend(q, state.key_BxHxMxK, state.value_BxHxMxE, key_span).astype(q_BxHxLxK.dtype)
+        structure = MaskStructure(causal=False, lengths=state.lengths_B)
+        return self._attend(q, state.key_BxHxMxK, state.value_BxHxMxE, key_span, structure).astype(q_BxHxLxK.dtype)
 
     def is_empty(self, state: HeldPairs) -> jax.Array:
         """See `CrossCore`."""
@@ -89,15 +94,22 @@ class PairsCore(nnx.Module):
         """See `CrossCore`."""
         return 2 * heads * length * (key_width + value_width)
 
-    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan) -> jax.Array:
-        # In blocks, so that memory does not grow with the product of both lengths.
+    def _attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan, structure: MaskStructure
+    ) -> jax.Array:
+        # In blocks or by a library, so that memory does not grow with the product of both lengths.
+        scale = q.shape[-1] ** -0.5
+        if self.function == "softmax" and q.shape[2] > 1:
+            implementation = choose_softmax(self.implementation, q, k, v, key_span, structure, part="cross attention")
+            if implementation in FUSED:
+                return fused_attention(implementation, q, k, v, key_span, structure, scale=scale)
         return quadratic_attention(
             q,
             k,
             v,
             key_span,
             function=self.function,
-            scale=q.shape[-1] ** -0.5,
+            scale=scale,
             divisor_BxL=jnp.maximum(key_span.count(), 1).astype(jnp.float32),
             blocked=True,
         )

@@ -11,6 +11,8 @@ from flash_lm.layers.attention_core import Pair, Pairs, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops import mixed_chunk_attention as ops
+from flash_lm.ops.chunk_rows import chunks_to_rows, mask_of_chunks, rows_to_sequences
+from flash_lm.ops.fused_attention import FUSED, fused_attention
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
@@ -26,6 +28,7 @@ from flash_lm.ops.mixed_chunk_decode import (
 )
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.positions import toeplitz
+from flash_lm.ops.softmax_choice import choose_softmax
 from flash_lm.ops.visibility import KeySpan
 
 # (whether chunks overlap, causal or not) -> the chunks that local attention sees, relative to that of the query.
@@ -54,10 +57,18 @@ class MixedChunkCore(PlainCore):
     """FLASH's mixed chunk attention (section 3.2): V̂ = V̂_local + V̂_global; each part can be switched off."""
 
     def __init__(
-        self, config: ModelConfig, options: ChunkOptions, function: str = "softmax", bias: MakeBias | None = None
+        self,
+        config: ModelConfig,
+        options: ChunkOptions,
+        function: str = "softmax",
+        bias: MakeBias | None = None,
+        implementation: str = "plain",
     ):
-        """A core with the local attention function `function`, and optionally a local bias."""
-        self.function = function
+        """A core with the local attention function `function`, and optionally a local bias.
+
+        `implementation`: of softmax without a bias inside chunks, `model.quadratic.implementation`.
+        """
+        self.function, self.implementation = function, implementation
         self.normalizer = normalizer(config.normalizer, config.divides)
         self.chunk_size = options.size
         self.reach = _REACH[options.overlapping, config.causal]
@@ -162,6 +173,8 @@ class MixedChunkCore(PlainCore):
         return jnp.where(earlier_BxL > 0, 1 / self.normalizer.of_sum(earlier_BxL, length), 0)
 
     def _kernel(self, pairs: Pairs, v: jax.Array) -> str | None:
+        if self.function == "softmax":  # not a function of each score: libraries have it, and no kernel of ours
+            return None
         # The kernel has local attention within one chunk only.
         without = None if self.local else "model.chunks.local_attention=False"
         if len(self.reach) > 1:
@@ -189,8 +202,18 @@ class MixedChunkCore(PlainCore):
         )
 
     def _attend_locally(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array:
-        # Heads are independent, so they are part of the batch.
         key_span = context.key_span()
+        if self.function == "softmax" and self.bias is None and len(self.reach) == 1:
+            # For a library each chunk is a sequence.
+            size, (batch, _, length, _) = min(self.chunk_size, v.shape[2]), v.shape
+            q, k, values = (chunks_to_rows(x, size) for x in (*pair, v))
+            mask = mask_of_chunks(key_span, context.structure(), size, batch)
+            part, by_xla = "softmax inside chunks", "compiled by XLA"
+            name = choose_softmax(self.implementation, q, k, values, *mask, part=part, otherwise=by_xla)
+            if name in FUSED:
+                out = fused_attention(name, q, k, values, *mask, scale=self._scale(q))
+                return rows_to_sequences(out, batch, length)
+        # Heads are independent, so they are part of the batch.
         return ops.local_attention(
             heads_into_batch(pair.q_BxHxLxK),
             heads_into_batch(pair.k_BxHxLxK),

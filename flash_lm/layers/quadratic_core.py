@@ -8,17 +8,18 @@ import jax.numpy as jnp
 
 from flash_lm.config.keys import key, one_of, section
 from flash_lm.config.model import ModelConfig
-from flash_lm.errors import InputError
 from flash_lm.layers.attention_core import Pairs, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.positions import MakeBias
+from flash_lm.ops.fused_attention import FUSED, fused_attention
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.kv_cache import write
 from flash_lm.ops.normalizer import normalizer
-from flash_lm.ops.quadratic_attention import fused_softmax_attention, quadratic_attention
-from flash_lm.ops.visibility import KeySpan
+from flash_lm.ops.quadratic_attention import quadratic_attention
+from flash_lm.ops.softmax_choice import IMPLEMENTATIONS, check_request, choose_softmax
+from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 _SMALLEST_SHARE = 512  # slots of the cache
 
@@ -28,7 +29,11 @@ class QuadraticOptions:
     """Options of quadratic attention."""
 
     implementation: str = key(
-        "blocked", "plain, blocked or cudnn (softmax, a GPU)", one_of("plain", "blocked", "cudnn")
+        "auto",
+        "of softmax: auto (the fastest: cudnn on a GPU, splash on a TPU, else blocked), plain (all pairs at once), "
+        "blocked, cudnn, splash, tokamax (if installed); other functions are plain or blocked",
+        one_of(*IMPLEMENTATIONS),
+        same=("blocked",),
     )
 
 
@@ -69,21 +74,18 @@ class QuadraticCore(PlainCore):
         self.normalizer = normalizer(config.normalizer, config.divides)
         self.implementation, self.kernels = options.implementation, config.kernels
         self.state_dtype = jnp.dtype(config.state_dtype)
-        if self.implementation == "cudnn":
-            _check_cudnn(function, bias is not None, config.dtype)
+        check_request(self.implementation, function, bias is not None)
         self.bias = bias(config.max_length) if bias else None
         self.longest = self.bias.reach if self.bias else None
         self.undecodable = self.normalizer.undecodable if function != "softmax" else None
 
     def __call__(self, pairs: Pairs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
-        # Three implementations of the same attention: cuDNN, a kernel, or XLA (plain or blocked).
+        # Implementations of the same attention: a library's for softmax, a kernel for other functions, or XLA's.
         q, k = pairs["attention"]
-        if self.implementation == "cudnn":
-            return self._attend_by_cudnn(q, k, v, context)
-        if backend := self._kernel(q, v):
+        if (backend := self._kernel(q, v)) is not None:
             return self._attend_by_kernel(backend, q, k, v, context)
-        return self._attend(q, k, v, context.key_span(), q.shape[2])
+        return self._attend(q, k, v, context.key_span(), q.shape[2], context.structure())
 
     @property
     def pair_scaling(self) -> dict[str, bool]:
@@ -105,7 +107,7 @@ class QuadraticCore(PlainCore):
 
         def attend_to(slots: int) -> jax.Array:
             key_BxHxSxK, value_BxHxSxE = (cache[:, :, :slots] for cache in state)
-            return self._attend(q, key_BxHxSxK, value_BxHxSxE, key_span, capacity)
+            return self._attend(q, key_BxHxSxK, value_BxHxSxE, key_span, capacity, None)
 
         # A piece of a long prompt reads only the filled part of the cache, to within an eighth.
         shares = min(8, -(-capacity // _SMALLEST_SHARE)) if q.shape[2] > 1 else 1
@@ -121,28 +123,46 @@ class QuadraticCore(PlainCore):
         visible = (length + 1) / 2 if causal else length
         return 2 * heads * visible * (key_width + value_width)
 
-    def _attend(self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan, length: int) -> jax.Array:
-        # Grouped-query attention: repeat the keys, or for a single token fold the group into the queries.
+    def _attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan, length: int, structure: MaskStructure | None
+    ) -> jax.Array:
         shape, dtype, groups, one_token = q.shape, q.dtype, q.shape[1] // k.shape[1], q.shape[2] == 1
+        scale = self.normalizer.scale(q.shape[-1], length, self.function)
+        q = q.astype(k.dtype)
+        implementation = "plain" if one_token else self._implementation(q, k, v, key_span, structure)
+        if implementation in FUSED:
+            return fused_attention(implementation, q, k, v, key_span, structure, scale=scale).astype(dtype)
+        # Grouped-query attention: repeat the keys, or for a single token fold the group into the queries.
         if one_token:
             # Queries that share a head of keys become several queries of one head, so the cache is read without a copy.
             q = q.reshape(*k.shape[:2], groups, -1)
         elif groups > 1:
             k, v = (jnp.repeat(x, groups, axis=1) for x in (k, v))
         out = quadratic_attention(
-            q.astype(k.dtype),
+            q,
             k,
             v,
             key_span,
             function=self.function,
-            scale=self.normalizer.scale(q.shape[-1], length, self.function),
+            scale=scale,
             divisor_BxL=self.normalizer.over_all(key_span.count(), length),
             bias=self.bias,
-            blocked=self.implementation != "plain" and not one_token,
+            blocked=implementation == "blocked",
         )
         return out.reshape(*shape[:3], v.shape[-1]).astype(dtype)
 
+    def _implementation(self, q, k, v, key_span: KeySpan, structure: MaskStructure | None) -> str:
+        # Only softmax without a bias has libraries; a prompt is read in pieces, whose masks some of them lack.
+        by_xla = "plain" if self.implementation == "plain" else "blocked"
+        if self.function != "softmax" or self.bias is not None:
+            return by_xla
+        return choose_softmax(
+            self.implementation, q, k, v, key_span, structure, otherwise=by_xla, required=structure is not None
+        )
+
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
+        if self.function == "softmax":  # not a function of each score: libraries have it, and no kernel of ours
+            return None
         # The plain implementation excludes kernels; the reason is part of the message.
         plain = "model.quadratic.implementation=plain" if self.implementation == "plain" else None
         return choose_backend(self.kernels, "quadratic attention", self.function, q.shape[2], q, v, plain)
@@ -161,20 +181,4 @@ class QuadraticCore(PlainCore):
             chunk_size=length,
             divisor_BxL=self.normalizer.over_all(key_span.count(), length),
             bias_W=None if self.bias is None else self.bias(jnp.arange(1 - length, length, dtype=jnp.int32)),
-        )
-
-    def _attend_by_cudnn(self, q, k, v, context: Context) -> jax.Array:
-        # Padding is at the end of a sequence, where no causal query sees it.
-        causal = context.causal and context.prefix_BxL is None
-        key_span = context.key_span() if context.packed or not causal else None
-        return fused_softmax_attention(q, k, v, key_span, causal=causal)
-
-
-def _check_cudnn(function: str, has_bias: bool, dtype: str) -> None:
-    # Checked when the model is built, not in its first step.
-    platform = jax.default_backend()
-    if function != "softmax" or has_bias or dtype == "float32" or platform != "gpu":
-        raise InputError(
-            "model.quadratic.implementation=cudnn needs softmax without a bias, model.dtype=bfloat16 and a GPU, but "
-            f"this is {function}{' with a bias' if has_bias else ''}, in {dtype} on a {platform}: use blocked"
         )

@@ -18,11 +18,15 @@ from flash_lm.models.block import Block, constrain_residual, stack
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.dropout import drop
+from flash_lm.ops.fused_attention import is_cudnn
 from flash_lm.ops.positions import rotary_table
 
 _policies = jax.checkpoint_policies
 REMAT_POLICIES = {
-    "products": _policies.save_from_both_policies(_policies.dots_saveable, _policies.save_only_these_names(KEPT)),
+    "products": _policies.save_from_both_policies(
+        _policies.dots_saveable,
+        _policies.save_from_both_policies(_policies.save_only_these_names(KEPT), is_cudnn),
+    ),
     "full": _policies.nothing_saveable,
 }
 

@@ -67,26 +67,3 @@ def compute_scores(
         distance_BxLxM = places_M[None, None] - key_span.index_BxL[..., None]
         scores_BxHxLxM += jnp.swapaxes(blocked_attention.bias_of_heads(bias, distance_BxLxM), 0, 1)
     return scores_BxHxLxM, key_span.visible(places_M)[:, None]
-
-
-def fused_softmax_attention(
-    q_BxHxLxK: jax.Array, k_BxHxLxK: jax.Array, v_BxHxLxE: jax.Array, key_span: KeySpan | None, *, causal: bool
-) -> jax.Array:
-    """Flash attention softmax(q kᵀ / √K) v by cuDNN, in half precision on an NVIDIA GPU.
-
-    Args:
-        q_BxHxLxK: queries.
-        k_BxHxLxK: keys.
-        v_BxHxLxE: values.
-        key_span: keys that each query sees, which takes a mask of L×L; None: one document per sequence.
-        causal: hide keys after the query; must agree with `key_span`.
-
-    Returns:
-        B×H×L×E.
-    """
-    mask_Bx1xLxL = None
-    if key_span is not None:
-        mask_Bx1xLxL = key_span.visible(jnp.arange(q_BxHxLxK.shape[2], dtype=jnp.int32))[:, None]
-    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q_BxHxLxK, k_BxHxLxK, v_BxHxLxE))
-    out_BxLxHxE = jax.nn.dot_product_attention(q, k, v, mask=mask_Bx1xLxL, is_causal=causal, implementation="cudnn")
-    return jnp.swapaxes(out_BxLxHxE, 1, 2)

@@ -4,6 +4,7 @@ Documents are contiguous, a causal query looks back, a sliding window contains n
 a document. So a query always sees one span of keys, and masks, counts and blocks to visit all follow from its two ends.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -49,6 +50,37 @@ class KeySpan(NamedTuple):
         """The number of visible keys in the chunks after that of the query, (B or 1)×L."""
         end_BxL = (self.index_BxL // size + 1) * size
         return jnp.maximum(self.stop_BxL - jnp.maximum(self.first_BxL, end_BxL), 0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskStructure:
+    """What a `KeySpan` says per query, said of the sequence as a whole, as libraries for attention ask for it.
+
+    Attributes:
+        causal: static; no keys after the query, where queries and keys are the same tokens.
+        window: static; only keys fewer than this many tokens away; None: any.
+        lengths: number of keys of each sequence that are real, (B or 1); the rest is padding; None: all, or
+            `documents` says it.
+        documents: document of each query, (B or 1)×L, and of each key, (B or 1)×M, 0 for padding; None: sequences are
+            not packed.
+    """
+
+    causal: bool = dataclasses.field(metadata={"static": True})
+    window: int | None = dataclasses.field(default=None, metadata={"static": True})
+    lengths: jax.Array | None = None
+    documents: tuple[jax.Array, jax.Array] | None = None
+
+    def ids(self, batch: int, queries: int, keys: int) -> tuple[jax.Array, jax.Array] | None:
+        """Ids of queries, B×L, and keys, B×M, that see each other only if they are equal; None: all do."""
+        if self.documents is not None:
+            of_q, of_k = self.documents
+        elif self.lengths is not None:
+            of_q = jnp.ones((1, queries), jnp.int32)
+            of_k = (jnp.arange(keys, dtype=jnp.int32)[None] < self.lengths[:, None]).astype(jnp.int32)
+        else:
+            return None
+        return jnp.broadcast_to(of_q, (batch, queries)), jnp.broadcast_to(of_k, (batch, keys))
 
 
 def is_between(first: jax.Array, key: jax.Array, stop: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
 from flash_lm.data.splits import split_sizes
 from flash_lm.errors import InputError, RunError
+from flash_lm.ops.implementations import recorded
 from flash_lm.runs.hosts import StopOfAllHosts, check_same, gather_from_hosts, is_first
 from flash_lm.runs.lost_hosts import report_lost_host
 from flash_lm.runs.provenance import merge_provenance, provenance
@@ -149,10 +150,15 @@ class _Loop:
         # Constant during the run.
         experiment, facts = start.experiment, start.facts
         self.start, self.experiment, self.config, self.share = start, experiment, experiment.config, start.share
-        self.code = merge_provenance(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
         self.sharding = batch_sharding(experiment.mesh)
 
+        # The compiled step, and which implementations it has got.
+        with recorded() as self.implementations:
+            self.compiled_step = CompiledStep(experiment)
+
         # Saved in checkpoints.
+        now = provenance(jax.devices()[0].device_kind) | self.implementations.line()
+        self.code = merge_provenance(facts.get("code", {}), now)
         self.state, self.step = start.state, int(start.state.step)
         self.clock = Clock(facts.get("train_seconds", 0.0))
         self.nonfinite = NonfiniteSteps(experiment, facts.get("skipped_steps", 0))
@@ -161,7 +167,6 @@ class _Loop:
         self.reached: float | None = None  # the accuracy that ended training, see train.stop_accuracy
 
         # The functions and writers that work on the state.
-        self.compiled_step = CompiledStep(experiment)
         self.validate = make_validation(experiment, validation_rows)
         self.origin = Origin(experiment) if debug_nonfinite else None
         self.checkpoints = checkpoints
@@ -279,6 +284,8 @@ class _Loop:
         self.writer.say(split_sizes(corpus))
         if self.start.message:
             self.writer.say(self.start.message)
+        for part, sentences in self.implementations.items():
+            self.writer.say(f"{part}: {' and '.join(sentences)}")
         for warning in rounding_warnings(self.config, self.state):
             self.writer.say(warning)
 

@@ -1,13 +1,9 @@
 """Choice between a kernel and XLA for a part of a model: it depends on `model.kernels`, the machine and the shape."""
 
-import functools
-import logging
-
 import jax
 
+from flash_lm.ops.implementations import report
 from flash_lm.ops.kernels.backends import BACKENDS, Work
-
-_log = logging.getLogger(__name__)
 
 _BACKENDS = {"gpu": "triton", "tpu": "mosaic"}
 _SMALLEST = 128  # queries in a chunk: with fewer, a tile is mostly padding
@@ -19,7 +15,7 @@ _NARROWEST_VALUES = {"gpu": 128, "tpu": 64}
 def choose_backend(
     requested: str, part: str, function: str, size: int, q: jax.Array, v: jax.Array, unless: str | None = None
 ) -> str | None:
-    """The backend of a part of a model; it is logged once.
+    """The backend of a part of a model; it is reported.
 
     Args:
         requested: `model.kernels`: "auto", "xla" or "pallas", which a CPU interprets.
@@ -41,7 +37,7 @@ def choose_backend(
         unless = f"{function} has no kernel for {platform}"
     elif unless is None and requested == "auto":
         unless = _problem(platform, backend, size, q, v)
-    _say(f"{part}: compiled by XLA, {unless}" if unless else f"{part}: Pallas kernel ({backend})")
+    report(part, f"compiled by XLA, {unless}" if unless else f"Pallas kernel ({backend})")
     return None if unless else backend
 
 
@@ -55,8 +51,3 @@ def _problem(platform: str, backend: str, size: int, q: jax.Array, v: jax.Array)
     if expanded < _NARROWEST_VALUES[platform]:
         return f"values of {expanded} are too narrow for a kernel to be faster"
     return BACKENDS[backend].problem(Work(length, width, q.dtype.itemsize))
-
-
-@functools.cache
-def _say(line: str) -> None:
-    _log.info(line)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from flash_lm.ops import implementations
 from flash_lm.ops.kernels import backends, choice
 
 GOOD = {"function": "relu2", "size": 256, "length": 512, "width": 128, "values": 1536, "dtype": "bfloat16"}
@@ -59,7 +60,7 @@ def test_auto_respects_the_shared_memory(monkeypatch):
 
 
 def test_the_choice_is_logged_once(monkeypatch, caplog):
-    choice._say.cache_clear()
+    implementations._say.cache_clear()
     set_platform("gpu", monkeypatch)
     with caplog.at_level(logging.INFO, logger="flash_lm"):
         for _ in range(3):
