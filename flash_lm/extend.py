@@ -19,6 +19,7 @@ from flash_lm.families.sublayer_spec import SublayerSpec
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.attention_core import Pair, PlainCore, UndecodableCore
 from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.kernel_packages import CoreKernel
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
@@ -31,6 +32,7 @@ __all__ = [
     "VECTORS",
     "Answers",
     "Conditioning",
+    "CoreKernel",
     "CorpusKind",
     "Dense",
     "Example",

@@ -78,8 +78,8 @@ class Config:
             sentences.append(
                 "train.carry_state=True needs task=causal_lm and a corpus of text, whose documents it reads"
             )
-        if self.train.carry_state and self.model.kernels == "pallas":
-            sentences.append("train.carry_state=True has no Pallas kernels: leave model.kernels=auto")
+        if self.train.carry_state and self.model.kernels not in ("auto", "xla"):
+            sentences.append("train.carry_state=True has no kernels: leave model.kernels=auto")
         if self.train.carry_state and self.data.streaming:
             sentences.append("train.carry_state=True needs data.streaming=False: it needs documents in order")
         if self.train.carry_state and self.data.mixture:

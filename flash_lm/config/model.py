@@ -1,11 +1,13 @@
 """The schema of `config.model`: the keys that every family shares."""
 
 import dataclasses
+import importlib.metadata
 
 from flash_lm.config.keys import SECTIONS, Group, above, at_least, fraction, key, one_of
 from flash_lm.config.registry import FAMILIES, HEADS
 
 DTYPES = ("float32", "bfloat16")
+KERNEL_GROUP = "flash_lm.kernels"  # entry points of packages that bring kernels
 _MOST_TAPS = 64  # of a short convolution, each of which is a copy of the input
 
 
@@ -21,6 +23,13 @@ def _taps(x: int) -> str | None:
 def _normalizer(x: str) -> str | None:
     good = x in ("count", "length", "length_everywhere") or (x.isdecimal() and int(x) > 0)
     return None if good else "count, length, length_everywhere or a positive integer"
+
+
+def _kernels(x: str) -> str | None:
+    if x in ("auto", "xla", "pallas"):
+        return None
+    installed = sorted(importlib.metadata.entry_points(group=KERNEL_GROUP).names)
+    return None if x in installed else f"one of {', '.join(('auto', 'xla', 'pallas', *installed))}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,8 +111,9 @@ class ModelConfig(Group, name="model"):
     )
     kernels: str = key(
         "auto",
-        "auto (Pallas kernels on GPU and TPU, where the shapes suit them), xla or pallas",
-        one_of("auto", "xla", "pallas"),
+        "auto (Pallas kernels on GPU and TPU, where the shapes suit them), xla, pallas, or the name of an installed "
+        "package of kernels (docs/kernels.md)",
+        _kernels,
     )
     dropout: float = key(0.0, "dropout rate of the embedding and of each sublayer's output", fraction)
     dtype: str = key(

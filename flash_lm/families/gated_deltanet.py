@@ -25,6 +25,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.decayed_core import first_rates, first_steps, from_either_end
 from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.kernel_packages import served_core
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
@@ -52,13 +53,17 @@ class DeltaCore(PlainCore):
     Bidirectional: every second head reads the sequence from its end.
     """
 
-    def __init__(self, chunk_size: int):
-        """A core without parameters."""
-        self.chunk_size = chunk_size
+    def __init__(self, chunk_size: int, kernels: str):
+        """A core without parameters; `kernels` is `model.kernels`."""
+        self.chunk_size, self.kernels = chunk_size, kernels
 
     def __call__(self, by: DeltaInputs, v: jax.Array, context: Context) -> jax.Array:
         """Chunkwise form over full sequences, for training: outputs B×H×L×E."""
-        mix = lambda *arrays: delta_rule(*arrays, chunk_size=self.chunk_size)
+
+        def mix(by: DeltaInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
+            out = served_core(self.kernels, "delta_rule", tuple(by), v, runs_BxL)
+            return delta_rule(by, v, runs_BxL, chunk_size=self.chunk_size) if out is None else out
+
         return from_either_end(mix, by, v, context)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
@@ -94,7 +99,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
     def __init__(self, config: ModelConfig, options: DeltaOptions, *, rngs: nnx.Rngs):
         """Builds projections, short convolutions, decay parameters and the output norm, for H heads."""
         dim, keys, values = config.model_dim, options.key_dim, options.value_dim
-        self.core, self.rotary = DeltaCore(options.chunk_size), False
+        self.core, self.rotary = DeltaCore(options.chunk_size, config.kernels), False
         self.heads = self.key_heads = config.num_heads
         self.key_width, self.value_width = keys // self.heads, values // self.heads
         self.largest_beta = 2 if options.negative_eigenvalues else 1
@@ -158,7 +163,7 @@ def _problems(config: ModelConfig) -> list[str]:
 DELTA = SublayerSpec(
     GatedDeltaAttention,
     (DeltaOptions,),
-    frozenset({"num_heads"}),
+    frozenset({"num_heads", "kernels"}),
     defaults={
         "delta.key_dim": fraction_per_head(3, 4),
         "delta.value_dim": fraction_per_head(3, 2),

@@ -25,6 +25,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.decayed_core import from_either_end
 from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.kernel_packages import served_core
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
@@ -47,13 +48,17 @@ class GatedCore(PlainCore):
     Bidirectional: every second head reads the sequence from its end.
     """
 
-    def __init__(self, chunk_size: int):
-        """A core without parameters."""
-        self.chunk_size = chunk_size
+    def __init__(self, chunk_size: int, kernels: str):
+        """A core without parameters; `kernels` is `model.kernels`."""
+        self.chunk_size, self.kernels = chunk_size, kernels
 
     def __call__(self, by: GatedInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
-        mix = lambda *row: gated_sums(*row, chunk_size=self.chunk_size)
+
+        def mix(by: GatedInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
+            out = served_core(self.kernels, "gated_sums", tuple(by), v, runs_BxL)
+            return gated_sums(by, v, runs_BxL, chunk_size=self.chunk_size) if out is None else out
+
         return from_either_end(mix, by, v, context)
 
     def init_state(self, batch: int, heads: int, key_width: int, value_width: int, capacity: int) -> jax.Array:
@@ -91,7 +96,10 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
     ):
         """H heads."""
         dim, keys, rank = config.model_dim, options.key_dim, options.gate_rank
-        self.core, self.rotary = GatedCore(min(linear.chunk_size, longest_chunk(options.gate_floor))), False
+        self.core, self.rotary = (
+            GatedCore(min(linear.chunk_size, longest_chunk(options.gate_floor)), config.kernels),
+            False,
+        )
         self.heads = self.key_heads = config.num_heads
         self.key_width, self.value_width = keys // self.heads, dim // self.heads
         self.normalizer, self.floor = options.gate_normalizer, options.gate_floor
@@ -136,7 +144,7 @@ def _problems(config: ModelConfig) -> list[str]:
 GLA = SublayerSpec(
     GatedLinearAttention,
     (GLAOptions, LinearOptions, ConvolutionOptions),
-    frozenset({"num_heads"}),
+    frozenset({"num_heads", "kernels"}),
     defaults={"gla.key_dim": fraction_per_head(1, 2)},
     problems=_problems,
 )

@@ -13,6 +13,7 @@ from flax import nnx
 
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
+from flash_lm.layers.kernel_packages import served_core
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.scalar_decay import Kernel, decayed_sums, prefill_decayed, step_decayed
@@ -52,15 +53,21 @@ class DecayedCore(PlainCore):
         """B×H×L×E."""
         assert context.segments is not None
         size = min(self.chunk_size, v.shape[2])
-        # The kernel computes causal pairs inside chunks; XLA carries the state across chunks.
         both_ways = None if context.causal else "the bidirectional form has no kernel"
+        # A package computes all of it.
+        g = jnp.broadcast_to(by.log_decay_BxHxL, v.shape[:3])
+        inputs, runs_BxL = (by.q_BxHxLxK, by.k_BxHxLxK, g), context.segments.runs_BxL
+        out = served_core(self.kernels, "decayed_sums", inputs, by.values(v), runs_BxL, both_ways)
+        if out is not None:
+            return out
+        # Our kernel computes causal pairs inside chunks; XLA carries the state across chunks.
         backend = choose_backend(self.kernels, "decayed sums", "identity", size, by.q_BxHxLxK, v, both_ways)
         return decayed_sums(
             by.q_BxHxLxK,
             by.k_BxHxLxK,
             by.values(v),
             by.log_decay_BxHxL,
-            context.segments.runs_BxL,
+            runs_BxL,
             chunk_size=self.chunk_size,
             causal=context.causal,
             kernel=Kernel(backend, context.key_span()) if backend else None,

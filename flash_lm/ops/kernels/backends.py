@@ -1,15 +1,26 @@
 """How the machines that run the programs differ: tiles, where scalars are, how a Toeplitz tile is made."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu, triton
 
 from flash_lm.ops.attention_functions import ELEMENTWISE
+
+
+def _module(name: str) -> Any:
+    """A part of Pallas, or None: JAX removes what it has deprecated, as Triton's since 0.11."""
+    try:
+        return importlib.import_module(f"jax.experimental.pallas.{name}")
+    except ImportError:
+        return None
+
+
+tpu, triton = _module("tpu"), _module("triton")
 
 # Shared memory of a GPU that `weighted_values` needs, with queries of up to this many bytes.
 _SHARED_BYTES = 164_608
@@ -60,6 +71,7 @@ class Backend:
         tile: tile sizes.
         functions: functions of the scores that it can compute.
         problem: given the work, why this machine cannot do it, or None.
+        missing: why this version of JAX has no such kernels, or None.
         first_is_fastest: whether programs that are adjacent in the grid's first dimension run at the same time.
         width: given the width of queries and keys, the padded width that the programs need.
         scalars: makes the spec of a small array that is read number by number.
@@ -71,6 +83,7 @@ class Backend:
     tile: Tile
     functions: frozenset[str]
     problem: Callable[[Work], str | None]
+    missing: Callable[[], str | None]
     first_is_fastest: bool
     width: Callable[[int], int]
     scalars: Callable[[], pl.BlockSpec]
@@ -134,6 +147,7 @@ BACKENDS = {
         tile=Tile(rows=128, columns=64, value_bytes=512, entering_bytes=256, depth=64, keys=64, sums=128),
         functions=frozenset(ELEMENTWISE) - {"laplace"},  # Pallas cannot lower the error function to Triton
         problem=_problem_on_triton,
+        missing=lambda: None if triton else "this version of jax has no Pallas for Triton",
         first_is_fastest=True,
         width=_power_of_two,
         scalars=pl.BlockSpec,
@@ -144,6 +158,7 @@ BACKENDS = {
         tile=Tile(rows=128, columns=128, value_bytes=1024, entering_bytes=1024, depth=256, keys=128, sums=256),
         functions=frozenset(ELEMENTWISE),
         problem=_problem_on_mosaic,
+        missing=lambda: None if tpu else "this version of jax has no Pallas for a TPU",
         first_is_fastest=False,
         width=_lanes,
         scalars=lambda: pl.BlockSpec(memory_space=tpu.SMEM),
@@ -156,6 +171,7 @@ BACKENDS = {
         ),  # small arrays have several, too
         functions=frozenset(ELEMENTWISE),
         problem=lambda work: None,
+        missing=lambda: None,
         first_is_fastest=False,
         width=lambda width: width,
         scalars=pl.BlockSpec,

@@ -18,7 +18,7 @@ def choose_backend(
     """The backend of a part of a model; it is reported.
 
     Args:
-        requested: `model.kernels`: "auto", "xla" or "pallas", which a CPU interprets.
+        requested: `model.kernels`: "auto", "xla" or "pallas", which a CPU interprets; or another package's name.
         part: name of the part, for the log.
         function: function of the scores.
         size: queries in a chunk.
@@ -31,8 +31,10 @@ def choose_backend(
     """
     platform = jax.default_backend()
     backend = _BACKENDS.get(platform, "interpreted")
-    if requested == "xla":
-        unless = "model.kernels=xla"
+    if requested not in ("auto", "pallas"):
+        unless = f"model.kernels={requested}"
+    elif unless is None and (missing := BACKENDS[backend].missing()):
+        unless = missing
     elif unless is None and function not in BACKENDS[backend].functions:
         unless = f"{function} has no kernel for {platform}"
     elif unless is None and requested == "auto":

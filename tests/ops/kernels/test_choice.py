@@ -59,6 +59,17 @@ def test_auto_respects_the_shared_memory(monkeypatch):
     assert choose("auto", length=65536) is None
 
 
+def test_without_pallas_for_the_platform_xla_compiles(monkeypatch):
+    """JAX has deprecated Triton's path since 0.11, and may remove it."""
+    set_platform("gpu", monkeypatch)
+    monkeypatch.setattr(backends, "triton", None)
+    assert choose("auto") is choose("pallas") is None
+    with implementations.recorded() as said:
+        choose("pallas")
+    assert said == {"a part": ["compiled by XLA, this version of jax has no Pallas for Triton"]}
+    assert backends._module("a_path_that_is_gone") is None
+
+
 def test_the_choice_is_logged_once(monkeypatch, caplog):
     implementations._say.cache_clear()
     set_platform("gpu", monkeypatch)
