@@ -54,7 +54,8 @@ def choose_softmax(
             raise InputError(f"model.quadratic.implementation={name} cannot compute this: {reason}; use auto")
         report(part, f"{otherwise}, not {name}: {reason}")
         return otherwise
-    size = fused_attention.mask_bytes(name, q_BxHxLxK, k_BxHxMxK, structure)
+    # What packing costs is said; the mask of a prompt's piece and its cache is small.
+    size = structure and fused_attention.mask_bytes(name, q_BxHxLxK, k_BxHxMxK, structure)
     report(part, f"{name}, with a mask of all pairs, {size / 1e6:,.1f} MB" if size else name)
     return name
 
