@@ -46,7 +46,7 @@ from flash_lm.ops.kv_cache import (
 )
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.softmax_choice import PART, choose_softmax
-from flash_lm.ops.visibility import KeySpan
+from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 
 def _dilations(gaps: tuple) -> str | None:
@@ -126,8 +126,8 @@ class WindowCore(PlainCore):
         """B×H×L×E."""
         assert context.segments is not None
         (q, k), (values, global_values), offsets_BxL = by.pair, self._split(v), context.segments.offsets_BxL
-        if by.global_pair is None and (name := self._fused(q, k, v, context)):
-            mask = context.key_span(self.largest), context.structure(self.largest)
+        mask = context.key_span(self.largest), context.structure(self.largest)
+        if (name := self._fused(q, k, v, mask)) is not None:
             return fused_attention(name, q, k, v, *mask, scale=1 / math.sqrt(q.shape[-1]))
         start_BxL = context.key_span().index_BxL - offsets_BxL
 
@@ -240,12 +240,14 @@ class WindowCore(PlainCore):
         )
         return out.astype(v.dtype), WindowState(state.ring, first)
 
-    def _fused(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> str | None:
+    def _fused(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: tuple[KeySpan, MaskStructure | None]
+    ) -> str | None:
         """The implementation of a library for a plain window; None: bands of blocks."""
-        if self.dilated_heads or not self.one_window:
-            report(PART, "bands of blocks, since windows are dilated or differ by layer")
+        # Libraries merge no softmaxes, and a window that differs by layer is a traced number.
+        if self.global_tokens or self.dilated_heads or not self.one_window:
+            report(PART, "bands of blocks, for global tokens, dilation or windows that differ by layer")
             return None
-        mask = context.key_span(self.largest), context.structure(self.largest)
         name = choose_softmax(self.implementation, q, k, v, *mask, otherwise="bands of blocks")
         return name if name in FUSED else None
 

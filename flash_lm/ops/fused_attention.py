@@ -36,13 +36,13 @@ class Fused(NamedTuple):
         platform: where it runs; None: anywhere.
         missing: why this installation does not have it, or None.
         attend: ((q, k, v), (key_span, structure), scale) -> B×H×L×E; arguments as for `fused_attention`.
-        takes: which part of a mask it can be given: (structure) -> why not, or None.
+        refuses: (number of queries, structure) -> why it should not compute this, or None.
     """
 
     platform: str | None
     missing: Callable[[], str | None]
     attend: Callable[[Arrays, Mask, float], jax.Array]
-    takes: Callable[[MaskStructure | None], str | None] = lambda structure: None
+    refuses: Callable[[int, MaskStructure | None], str | None] = lambda length, structure: None
 
 
 def fused_attention(
@@ -86,7 +86,7 @@ def problem(
 ) -> str | None:
     """Why an implementation cannot compute this attention and its derivative here, in words; None: it can."""
     fused = FUSED[implementation]
-    if reason := unavailable(implementation) or fused.takes(structure):
+    if reason := unavailable(implementation) or fused.refuses(q_BxHxLxK.shape[2], structure):
         return reason
     if (size := mask_bytes(implementation, q_BxHxLxK, k_BxHxMxK, structure)) > _MOST_MASK_BYTES:
         return f"its mask of all pairs would take {size / 1e9:.0f} GB"
@@ -205,6 +205,12 @@ def _to_lanes(x: jax.Array, axis: int, value: int) -> jax.Array:
     return jnp.pad(x, padding, constant_values=value) if missing else x
 
 
+def _refused_by_splash(length: int, structure: MaskStructure | None) -> str | None:
+    if structure is None:
+        return "it cannot take the mask of a prefix or of a KV cache"
+    return f"{length} queries would be mostly padding" if length < _LANES else None
+
+
 def _without(module: str) -> str | None:
     try:
         found = importlib.util.find_spec(module)
@@ -215,11 +221,6 @@ def _without(module: str) -> str | None:
 
 FUSED = {
     "cudnn": Fused("gpu", lambda: None, _cudnn),
-    "splash": Fused(
-        "tpu",
-        lambda: _without(_SPLASH),
-        _splash,
-        lambda structure: None if structure else "it cannot take the mask of a prefix or of a KV cache",
-    ),
+    "splash": Fused("tpu", lambda: _without(_SPLASH), _splash, _refused_by_splash),
     "tokamax": Fused(None, lambda: _without("tokamax"), _tokamax),
 }

@@ -51,7 +51,10 @@ def choose_softmax(
     shapes = (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE)
     if reason := fused_attention.problem(name, *shapes, key_span, structure):
         if required and requested != "auto":
-            raise InputError(f"model.quadratic.implementation={name} cannot compute this: {reason}; use auto")
+            raise InputError(
+                f"model.quadratic.implementation={name} cannot compute this: {reason}; set "
+                "--config.model.quadratic.implementation=auto"
+            )
         report(part, f"{otherwise}, not {name}: {reason}")
         return otherwise
     # What packing costs is said; the mask of a prompt's piece and its cache is small.
@@ -72,4 +75,7 @@ def check_request(requested: str, function: str, has_bias: bool) -> None:
     if function != "softmax" or has_bias:
         reason = f"it is for softmax without a bias, and this is {function}{' with a bias' if has_bias else ''}"
     if reason:
-        raise InputError(f"model.quadratic.implementation={requested} cannot compute this: {reason}; use auto")
+        raise InputError(
+            f"model.quadratic.implementation={requested} cannot compute this: {reason}; set "
+            "--config.model.quadratic.implementation=auto"
+        )

@@ -63,8 +63,9 @@ def run_here(monkeypatch):
     """Lets splash attention be interpreted, and XLA compute what cuDNN is asked for: the same interface of jax.nn."""
     by_xla = functools.partial(fused_attention._as_jax_nn, jax.nn.dot_product_attention)
     interpreted = functools.partial(fused_attention._splash, interpret=True)
+    refuses = lambda length, structure: fused_attention._refused_by_splash(LENGTH, structure)  # short ones run, too
     monkeypatch.setitem(FUSED, "cudnn", FUSED["cudnn"]._replace(platform=None, attend=by_xla))
-    monkeypatch.setitem(FUSED, "splash", FUSED["splash"]._replace(platform=None, attend=interpreted))
+    monkeypatch.setitem(FUSED, "splash", FUSED["splash"]._replace(platform=None, attend=interpreted, refuses=refuses))
 
 
 @functools.cache
@@ -277,6 +278,7 @@ def test_splash_attention_refuses_masks_without_a_structure(monkeypatch):
     key_span, structure = structure_of("causal")
     assert problem("splash", *shapes(), key_span, structure) is None
     assert "KV cache" in (problem("splash", *shapes(), key_span, None) or "")
+    assert "mostly padding" in (why("splash", length=64) or "")
 
 
 @pytest.mark.parametrize("missing", ["tokamax", "splash"])
