@@ -1,5 +1,6 @@
 """The provenance of a result line."""
 
+import os
 import subprocess
 
 from flash_lm.runs import provenance as origin
@@ -12,14 +13,18 @@ def test_a_line_records_the_commit_and_whether_the_code_was_changed(tmp_path, mo
     git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)
     git("init")
     (tmp_path / "x.py").write_text("1")
-    git("add", "x.py")
+    (tmp_path / "a" / "results").mkdir(parents=True)
+    (tmp_path / "a" / "results" / "x.jsonl").write_text("1")
+    git("add", "x.py", "a")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "x")
     line = provenance("NVIDIA H200")
     assert (line["device"], len(line["git"]), line["dirty"]) == ("NVIDIA H200", 12, False)
     assert "jax " in line["versions"] and "python 3." in line["versions"]
+    (tmp_path / "a" / "results" / "x.jsonl").write_text("2")
+    assert provenance("cpu")["dirty"] is False  # results are no code
     (tmp_path / "x.py").write_text("2")
     assert provenance("cpu")["dirty"] is True
-    assert provenance("cpu")["device"] != "cpu"
+    assert provenance("cpu")["device"].endswith(f", {len(os.sched_getaffinity(0))} threads")
 
 
 def test_equal_configs_have_one_hash():

@@ -1,5 +1,7 @@
 """Time per token by context, at tiny sizes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks.decoding import token_time
@@ -36,7 +38,20 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
         assert line["bytes_a_token"] == 4 * line["parameters"] + line["state_bytes"]  # neither has tables of positions
         assert line["gb_per_s"] == pytest.approx(line["bytes_a_token"] / line["ms_a_token"] / 1e6)
         assert line["copy_gb_per_s"] > 0
+        assert line["weight_flops_per_s"] == pytest.approx(2 * 2 * line["parameters"] / line["ms_a_token"] * 1000)
     prefills = read_jsonl(out / "prefill.jsonl")
     assert [line["ratio"] == line["stepping_ms"] / line["prefill_ms"] for line in prefills] == [True, True]
     assert (out / "decode.png").exists()
     assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+
+
+def test_cells_that_have_no_time_left_say_so(capsys):
+    """Nothing of them is compiled: the engine only tells the size of its state."""
+    engine = SimpleNamespace(state_bytes=lambda rows, context: rows * context)
+    models = [SimpleNamespace(family="flash", engine=engine)]
+    kept: dict = {}
+    keep = lambda lines: kept.update({(line["batch"], line["context"]): line for line in lines})
+    token_time.measure(models, [64], [1, 2], 4, 1, 100, keep, lambda: True)  # type: ignore[arg-type]
+    assert kept[1, 64]["does_not_fit"] and kept[2, 64]["does_not_fit"]
+    token_time.measure(models, [64], [1, 2], 4, 1, None, keep, lambda: True)  # type: ignore[arg-type]
+    assert [line["skipped"] for line in kept.values()] == ["the time was over"] * 2

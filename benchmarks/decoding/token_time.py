@@ -10,8 +10,10 @@ array.
 """
 
 import argparse
+import itertools
 import logging
 import pathlib
+import time
 from collections.abc import Callable
 
 import jax
@@ -19,6 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.lib.bare_decoding import BareDecoding
+from benchmarks.lib.cell_lines import CellLines
+from benchmarks.lib.machine import machine, machines
+from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -29,8 +34,7 @@ from flash_lm.families.family import families_with_form
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import markdown_table, pivot
 from flash_lm.report.panels import Panel, plot_panels
-from flash_lm.runs.jsonl import Line, append_jsonl, write_jsonl
-from flash_lm.runs.provenance import provenance
+from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.training.device import free_memory
 
 CACHED = "transformer_plus_plus"
@@ -49,48 +53,66 @@ def measure(
     tokens: int,
     rounds: int,
     room: int | None,
-    keep: Callable,
-) -> list[Line]:
-    """Returns flat lines, one per model, context and batch; states that do not fit are skipped.
+    keep: Callable[[list[Line]], None],
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Times one model, context and batch after another, in turns per context and batch.
 
-    `keep` is called with the lines of each context.
+    Args:
+        models: the models.
+        contexts: tokens before those that are generated.
+        batches: sequences at a time.
+        tokens: to generate in a turn; a family whose state does not grow generates a full chunk.
+        rounds: see `take_turns`.
+        room: free bytes; a state that does not fit is skipped, and its line says so. None: unknown.
+        keep: called with the lines of a batch and context so far, after each turn.
+        is_over: whether the time limit is over; cells that have not begun by then are skipped, and their lines say so.
     """
-    lines: list[Line] = []
-    weights = {model.family: model.weight_bytes for model in models}
     copy = make_copy_turn()
-    for rows in batches:
-        for context in contexts:
-            before = len(lines)
-            cells: list[tuple[Line, Cell, int]] = []
-            for model in models:
-                line = {"family": model.family, "context": context, "batch": rows}
-                line["state_bytes"] = model.engine.state_bytes(rows, context)
-                # Two states exist while the state is unstacked, in addition to the parameters.
-                if room is not None and SHARE * room < 2 * line["state_bytes"]:
-                    lines.append(line | {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"})
-                    continue
-                turn_tokens = model.tokens_per_turn(tokens)
-                cells.append(
-                    (line, Cell.compile(model.family, model.make_decode_turn(rows, context, turn_tokens)), turn_tokens)
-                )
-                if model.family == CACHED and context <= RECOMPUTED_UP_TO:
-                    line = line | {"family": RECOMPUTED, "state_bytes": 0}
-                    cells.append((line, Cell.compile(RECOMPUTED, model.make_recompute_turn(rows, context)), 1))
-            log = lambda text, turn_tokens=f"batch {rows}, context {context}": print(
-                f"{turn_tokens}: {text}", flush=True
-            )
-            copy_cell = Cell.compile("copy", copy)
-            take_turns([copy_cell, *(cell for _, cell, _ in cells)], rounds, log)
-            copy_rate = 2 * COPIED / copy_cell.median_ms / 1e6
-            for line, cell, turn_tokens in cells:
-                line["ms_a_token"] = cell.median_ms / turn_tokens
-                line |= {"iqr_ms": cell.iqr_ms / turn_tokens, "turns": len(cell.times_ms), "copy_gb_per_s": copy_rate}
-                if line["family"] != RECOMPUTED:
-                    read = weights[line["family"]] + line["state_bytes"]
-                    line |= {"bytes_a_token": read, "gb_per_s": read / line["ms_a_token"] / 1e6}
-                lines.append(line)
-            keep(lines[before:])
-    return lines
+    for rows, context in itertools.product(batches, contexts):
+        cells: list[tuple[Line, Cell | None, int, BareDecoding | None]] = []
+        for model in models:
+            line = {"family": model.family, "context": context, "batch": rows}
+            line["state_bytes"] = model.engine.state_bytes(rows, context)
+            # Two states exist while the state is unstacked, in addition to the parameters.
+            does_not_fit = room is not None and SHARE * room < 2 * line["state_bytes"]
+            if does_not_fit or is_over():
+                why = {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"}
+                cells.append((line | (why if does_not_fit else {"skipped": "the time was over"}), None, 1, None))
+                continue
+            turn_tokens = model.tokens_per_turn(tokens)
+            decode = Cell.compile(model.family, model.make_decode_turn(rows, context, turn_tokens))
+            cells.append((line, decode, turn_tokens, model))
+            if model.family == CACHED and context <= RECOMPUTED_UP_TO and not is_over():
+                line = line | {"family": RECOMPUTED, "state_bytes": 0}
+                cells.append((line, Cell.compile(RECOMPUTED, model.make_recompute_turn(rows, context)), 1, None))
+        copy_cell = Cell.compile("copy", copy)
+
+        def keep_times(cells=cells, copy_cell=copy_cell) -> None:
+            keep([_line(*cell, copy_cell) for cell in cells])
+
+        keep_times()
+        log = lambda text, of=f"batch {rows}, context {context}": print(f"{of}: {text}", flush=True)
+        take_turns([copy_cell, *(cell for _, cell, _, _ in cells if cell)], rounds, log, keep_times)
+
+
+def _line(line: Line, cell: Cell | None, turn_tokens: int, model: BareDecoding | None, copy: Cell) -> Line:
+    """Returns a line with its times so far.
+
+    For a model that decodes also with two rates: of reading weights and state, and of the FLOPs of the products with
+    the weights, as a share of the device's peak.
+    """
+    if cell is None or not cell.times_ms:
+        return line
+    known = line | {"ms_a_token": cell.median_ms / turn_tokens, "iqr_ms": cell.iqr_ms / turn_tokens}
+    known |= {"turns": len(cell.times_ms), "copy_gb_per_s": 2 * COPIED / copy.median_ms / 1e6}
+    if model is not None:
+        read = model.weight_bytes + line["state_bytes"]
+        known |= {"bytes_a_token": read, "gb_per_s": read / known["ms_a_token"] / 1e6}
+        peak = peak_flops(jax.devices()[0].device_kind, model.function.config.dtype)
+        rate = 2 * model.weights * line["batch"] / (known["ms_a_token"] / 1000)
+        known |= {"weight_flops_per_s": rate, "peak_fraction": rate / peak if peak else "unknown"}
+    return known
 
 
 def make_copy_turn() -> Callable[[], float]:
@@ -135,7 +157,8 @@ def tables(lines: list[Line], batches: list[int], prefills: list[Line]) -> str:
     ):
         for rows in batches:
             batch_lines = [line for line in lines if line["batch"] == rows and key in line]
-            parts += [f"{title}, batch {rows}, by context", pivot(batch_lines, "family", "context", key, form, unit)]
+            heading = f"{title}, batch {rows}, by context; {machines(batch_lines)}"
+            parts += [heading, pivot(batch_lines, "family", "context", key, form, unit)] if batch_lines else []
     columns = {
         "family": ("family", "{}"),
         "prefilled, ms": ("prefill_ms", "{:,.0f}"),
@@ -143,7 +166,7 @@ def tables(lines: list[Line], batches: list[int], prefills: list[Line]) -> str:
         "ratio": ("ratio", "{:.1f}"),
     }
     if prefills:
-        parts += [f"{PREFILLED} tokens of one sequence", markdown_table(prefills, columns)]
+        parts += [f"{PREFILLED} tokens of one sequence; {machines(prefills)}", markdown_table(prefills, columns)]
     return "\n\n".join(parts)
 
 
@@ -153,14 +176,14 @@ def plot(lines: list[Line], batches: list[int], path: pathlib.Path) -> None:
     for batch in batches:
         x, title = ("context", "tokens of context"), f"batch {batch}"
         batch_lines = [line for line in lines if line["batch"] == batch and "ms_a_token" in line]
-        time = Panel(batch_lines, *x, "ms_a_token", "milliseconds per token", title=title)
+        times = Panel(batch_lines, *x, "ms_a_token", "milliseconds per token", title=title)
         state = Panel(batch_lines, *x, "state_bytes", "megabytes of state", unit=1e-6, title=title)
-        rows.append([time, state])
+        rows.append([times, state])
     plot_panels(rows, path)
 
 
 def main(argv: list[str]) -> None:
-    """Writes decode.jsonl, prefill.jsonl, table.md and decode.png to OUT."""
+    """Writes prefill.jsonl and, after each turn, decode.jsonl to OUT; at the end table.md and decode.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/small.py")
     parser.add_argument(
@@ -172,6 +195,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--batches", default="1 16", help="separated by spaces or commas")
     parser.add_argument("--tokens", type=positive, default=16, help="generated per turn")
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
+    parser.add_argument("--seconds", type=positive, help="after which no cell is compiled")
     parser.add_argument("--no_prefill", action="store_true", help="leave out the comparison of prefill and steps")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
@@ -188,21 +212,23 @@ def main(argv: list[str]) -> None:
         raise InputError(
             f"--contexts={arguments.contexts}: {shortest} tokens are generated per turn, give no shorter contexts"
         )
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    about = provenance(jax.devices()[0].device_kind)
+    about, start = machine(), time.perf_counter()
     sizes = {model.family: model.parameters for model in models}
-    file = arguments.out / "decode.jsonl"
-    file.unlink(missing_ok=True)
+    results = CellLines(arguments.out / "decode.jsonl", "family", "context", "batch")
 
     def keep(lines: list[Line]) -> None:
-        append_jsonl(file, [line | {"parameters": sizes[line["family"].split(", ")[0]], **about} for line in lines])
+        results.put(*(line | {"parameters": sizes[line["family"].split(", ")[0]], **about} for line in lines))
 
-    # Measure prefill, then decoding, whose lines are appended as they come.
+    # Measure prefill, then decoding, whose lines are written as they come.
     prefills: list[Line] = []
     if not arguments.no_prefill:
         prefills = [line | about for line in measure_prefill(models, arguments.rounds)]
         write_jsonl(arguments.out / "prefill.jsonl", prefills)
-    lines = measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory(), keep)
+    is_over = lambda: bool(arguments.seconds) and time.perf_counter() - start > arguments.seconds
+    measure(models, contexts, batches, arguments.tokens, arguments.rounds, free_memory(), keep, is_over)
+    lines = results.lines
+    if skipped := [f"{x['family']}, batch {x['batch']}, context {x['context']}" for x in lines if "skipped" in x]:
+        print(f"not measured because of --seconds={arguments.seconds}: {'; '.join(skipped)}")
     # Write the table and the picture.
     text = tables(lines, batches, prefills)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks.lib.machine import machine
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -37,7 +38,6 @@ from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line, append_jsonl
-from flash_lm.runs.provenance import provenance
 
 BOTH_WAYS = ("flash_quad", "flash")  # the other families only have a causal kernel
 WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row.reads()]
@@ -208,6 +208,7 @@ def _table(lines: list[Line]) -> str:
         "times XLA's speed, both": ("both_speedup", "{:.2f}"),
         "forward, share of the product's rate": ("forward_fraction", "{:.0%}"),
         "both": ("both_fraction", "{:.0%}"),
+        "device": ("device", "{}"),
     }
     return markdown_table(lines, columns)
 
@@ -241,6 +242,7 @@ def main(argv: list[str]) -> None:
         raise InputError(
             f"--tokens={arguments.tokens} must be a multiple of each length, but is not one of {uneven[0]}"
         )
+    about = {"tokens": arguments.tokens, "dtype": arguments.dtype} | machine()
     file, table = arguments.out / "kernels.jsonl", arguments.out / "table.md"
     for old in (file, table):
         old.unlink(missing_ok=True)  # otherwise the speeds of a kernel that no longer agrees would remain
@@ -256,7 +258,6 @@ def main(argv: list[str]) -> None:
     failed = {case.family for case in failed_checks}
     if timed_cases := [case for case in cases if case.family not in failed]:
         product = product_of_squares(arguments.dtype, arguments.calls)
-        about = {"tokens": arguments.tokens, "dtype": arguments.dtype} | provenance(jax.devices()[0].device_kind)
         for case in timed_cases:
             lines_of_case[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
             append_jsonl(file, [lines_of_case[case]])

@@ -31,7 +31,8 @@ class BareDecoding:
         family: name of the family, or of its variant.
         function: the model.
         parameters: number of scalars.
-        weight_bytes: bytes of the parameters that each token reads entirely; tables of positions are not counted.
+        weights: number of those that each token reads; tables of positions are not counted.
+        weight_bytes: their bytes.
         engine: the engine that decodes with them, on one device.
     """
 
@@ -50,6 +51,7 @@ class BareDecoding:
         self.parameters = self.function.parameter_count()
         abstract = jax.eval_shape(self.function.init)
         read = [x for x in jax.tree.leaves(abstract) if longest not in x.shape]
+        self.weights = sum(x.size for x in read)
         self.weight_bytes = sum(x.size * x.dtype.itemsize for x in read)
         self._params = DecodeParams(self.function, jax.jit(self.function.init)())
         mesh = make_mesh(MeshConfig(shape=(1, 1, 1), rules=()), jax.devices()[:1])

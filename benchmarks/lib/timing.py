@@ -58,7 +58,12 @@ class Cell:
         return high - low
 
 
-def take_turns(cells: Sequence[Cell], rounds: int, log: Callable[[str], None] = lambda text: None) -> None:
+def take_turns(
+    cells: Sequence[Cell],
+    rounds: int,
+    log: Callable[[str], None] = lambda text: None,
+    keep: Callable[[], object] = lambda: None,
+) -> None:
     """Runs `rounds` rounds of COUNTED turns per cell; a cell with a slow first turn gets one turn, in the first round.
 
     Uncounted turns come first: while other cells take their turns, caches go cold and a virtual machine may return
@@ -68,6 +73,7 @@ def take_turns(cells: Sequence[Cell], rounds: int, log: Callable[[str], None] = 
         cells: the cells, whose `times_ms` are filled in.
         rounds: 1 or more.
         log: called with the progress and the time left.
+        keep: called after each cell's turns in a round, to write what is known by then.
     """
     turns = [[cell for cell in cells if i == 0 or cell.warm_ms <= SLOW_MS] for i in range(rounds)]
     for i, turn in enumerate(turns):
@@ -80,6 +86,7 @@ def take_turns(cells: Sequence[Cell], rounds: int, log: Callable[[str], None] = 
                 took_ms = cell.turn()
                 if number >= settling:
                     cell.times_ms.append(took_ms)
+            keep()
 
 
 def make_turn(work: Callable[[], object]) -> Callable[[], float]:

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from benchmarks.lib.machine import machines
 from flash_lm.report.markdown import markdown_table, pivot
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line
@@ -23,8 +24,11 @@ def step_time_tables(lines: list[Line]) -> str:
     for title, (key, factor, form) in _TABLES.items():
         with_key = [line for line in lines if isinstance(line.get(key), int | float)]
         if with_key:
-            parts += [f"{title}, by length", pivot(with_key, "family", "length", key, form, factor)]
-    for key, heading in (("does_not_fit", "does not fit"), ("failed", "failed")):
+            parts += [
+                f"{title}, by length; {machines(with_key)}",
+                pivot(with_key, "family", "length", key, form, factor),
+            ]
+    for key, heading in (("does_not_fit", "does not fit"), ("failed", "failed"), ("skipped", "no time left")):
         if misses := [line for line in lines if key in line]:
             columns = {"family": ("family", "{}"), "length": ("length", "{:,}"), heading: (key, "{}")}
             parts.append(markdown_table(misses, columns))

@@ -5,7 +5,7 @@
 
 A step is forward, backward and update of the same number of tokens at each length, on tokens that are on the device.
 Families take turns. On a CPU the peak is a matrix product that takes turns with them. A family may have other keys, as
-in flash+kernels=xla+remat=full, and may also be listed without them.
+in flash+kernels=xla+train.loss_chunk=8192, and may also be listed without them.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.lib.bare_step import BareStep, step_config
+from benchmarks.lib.cell_lines import CellLines
+from benchmarks.lib.machine import machine
 from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
@@ -34,10 +36,11 @@ from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
 from flash_lm.families.family import families_with_form
 from flash_lm.report.figure import can_draw
-from flash_lm.runs.jsonl import Line, append_jsonl
-from flash_lm.runs.provenance import config_hash, provenance
+from flash_lm.runs.jsonl import Line
+from flash_lm.runs.provenance import config_hash
 from flash_lm.training.device import free_memory
 
+Keep = Callable[[str, Line], None]  # called with a family and what its line says besides what it said before
 SIZES = {  # configs by the name of a size
     "tiny": "tiny",
     "small": "small",
@@ -57,80 +60,113 @@ FLAG_KEYS = (
 )
 
 
+class OutOfTimeError(Exception):
+    """The time limit of --seconds is over."""
+
+
 def compile_steps(
-    configs: dict[str, Config], log: Callable[[str], None]
-) -> tuple[dict[str, BareStep], dict[str, Line]]:
-    """Compiles the steps; returns them by family, and a line of facts about each."""
-    steps, lines = {}, {}
+    configs: dict[str, Config], log: Callable[[str], None], keep: Keep, check_time: Callable[[], None]
+) -> dict[str, BareStep]:
+    """Compiles the steps; returns those that compile, by family, and keeps the facts about each, or why it failed."""
+    steps = {}
     # Each compilation keeps one core busy, and the cores of a small machine have two threads each.
     pool = concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2))
-    compiling = {family: pool.submit(BareStep, config) for family, config in configs.items()}
+
+    def compile_one(config: Config) -> BareStep:
+        check_time()
+        return BareStep(config)
+
+    compiling = {family: pool.submit(compile_one, config) for family, config in configs.items()}
     for family, config in configs.items():
         try:
             step = steps[family] = compiling[family].result()
         except Exception as error:  # any failure of one variant on this machine; the others continue
-            lines[family] = failure_line(error)
-            log(f"{family}: {next(iter(lines[family].values()))}")
+            line = failure_line(error)
+            keep(family, line)
+            log(f"{family}: {next(iter(line.values()))}")
             continue
-        lines[family] = {
-            "params": step.parameters,
-            "compile_s": step.compile_s,
-            "temp_bytes": step.temp_bytes,
-            "peak_bytes": step.peak_bytes,
-            "model_flops": step.model_flops,
-            "kernels": step.kernels,
-            "config_hash": config_hash(dataclasses.asdict(config)),
-        }
+        keep(
+            family,
+            {
+                "params": step.parameters,
+                "compile_s": step.compile_s,
+                "temp_bytes": step.temp_bytes,
+                "peak_bytes": step.peak_bytes,
+                "model_flops": step.model_flops,
+                "kernels": step.kernels,
+                "config_hash": config_hash(dataclasses.asdict(config)),
+            },
+        )
         log(f"{family} compiled in {step.compile_s:.1f} s, {step.peak_bytes / 1e6:,.0f} MB")
-    return steps, lines
+    return steps
 
 
-def warm_up(steps: dict[str, BareStep], lines: dict[str, Line]) -> dict[str, Cell]:
+def warm_up(steps: dict[str, BareStep], keep: Keep, check_time: Callable[[], None]) -> dict[str, Cell]:
     """Warms up the steps that fit into memory together: all states stay in memory while one cell takes its turn."""
     cells, room, states, largest = {}, free_memory(), 0, 0
     for family, step in steps.items():
         state = step.peak_bytes - step.temp_bytes
         needed = states + state + max(largest, step.temp_bytes)
         if room is not None and needed > room:
-            lines[family]["does_not_fit"] = f"{needed / 1e9:.1f} GB with those before it, {room / 1e9:.1f} GB are free"
+            free = f"{room / 1e9:.1f} GB are free"
+            keep(family, {"does_not_fit": f"{needed / 1e9:.1f} GB with those before it, {free}"})
             continue
         try:
+            check_time()
             step.start()
             cells[family] = Cell.warm_up(family, make_turn(step.step))
-        except jax.errors.JaxRuntimeError as error:
-            lines[family] |= failure_line(error)
+        except (jax.errors.JaxRuntimeError, OutOfTimeError) as error:
+            keep(family, failure_line(error))
             continue
         states, largest = states + state, max(largest, step.temp_bytes)
     return cells
 
 
-def measure(configs: dict[str, Config], rounds: int, log: Callable[[str], None]) -> dict[str, Line]:
-    """Measures each family with the same length, precision and number of tokens."""
+def measure(
+    configs: dict[str, Config],
+    rounds: int,
+    log: Callable[[str], None],
+    keep: Keep,
+    check_time: Callable[[], None] = lambda: None,
+) -> None:
+    """Measures each family with the same length, precision and number of tokens.
+
+    Args:
+        configs: configs by family.
+        rounds: see `take_turns`.
+        log: called with the progress.
+        keep: called with what is known of a family: after it is compiled, and after each of its turns.
+        check_time: raises OutOfTimeError when nothing more may be started.
+    """
     # Compile all steps, then time them in turn; on a CPU a large product gives the peak rate.
-    steps, lines = compile_steps(configs, log)
-    cells, device, some = warm_up(steps, lines), jax.devices()[0], next(iter(configs.values()))
-    if device.platform == "cpu":
-        product = Cell.warm_up("matrix product", make_turn(matrix_product(some.model.dtype)))
-        take_turns([*cells.values(), product], rounds, log)
-        peak = 2 * PRODUCT**3 / (product.median_ms / 1000)
-    else:
-        take_turns(list(cells.values()), rounds, log)
-        peak = peak_flops(device.device_kind, some.model.dtype)
-    # Rates, and speed relative to the baseline.
-    for family, cell in cells.items():
-        rate = lines[family]["model_flops"] / (cell.median_ms / 1000)
-        lines[family] |= {
-            "median_ms": cell.median_ms,
-            "iqr_ms": cell.iqr_ms,
-            "turns": len(cell.times_ms),
-            "tokens_per_s": some.data.tokens_per_batch / (cell.median_ms / 1000),
-            "model_flops_per_s": rate,
-            "peak_flops_per_s": peak or "unknown",
-            "peak_fraction": rate / peak if peak else "unknown",
-        }
-        if BASELINE in cells:
-            lines[family]["speedup"] = cells[BASELINE].median_ms / cell.median_ms
-    return lines
+    steps = compile_steps(configs, log, keep, check_time)
+    cells, device, some = warm_up(steps, keep, check_time), jax.devices()[0], next(iter(configs.values()))
+    on_cpu = device.platform == "cpu"
+    product = [Cell.warm_up("matrix product", make_turn(matrix_product(some.model.dtype)))] if on_cpu else []
+
+    def keep_times() -> None:
+        peak = 2 * PRODUCT**3 / (product[0].median_ms / 1000) if on_cpu else None
+        peak = peak or peak_flops(device.device_kind, some.model.dtype)
+        base = cells.get(BASELINE)
+        for family, cell in cells.items():
+            if cell.times_ms:
+                speedup = {"speedup": base.median_ms / cell.median_ms} if base and base.times_ms else {}
+                keep(family, _rates(cell, steps[family].model_flops, some.data.tokens_per_batch, peak) | speedup)
+
+    take_turns([*product, *cells.values()], rounds, log, keep_times)
+
+
+def _rates(cell: Cell, model_flops: float, tokens: int, peak: float | None) -> Line:
+    rate = model_flops / (cell.median_ms / 1000)
+    return {
+        "median_ms": cell.median_ms,
+        "iqr_ms": cell.iqr_ms,
+        "turns": len(cell.times_ms),
+        "tokens_per_s": tokens / (cell.median_ms / 1000),
+        "model_flops_per_s": rate,
+        "peak_flops_per_s": peak or "unknown",
+        "peak_fraction": rate / peak if peak else "unknown",
+    }
 
 
 def matrix_product(dtype: str) -> Callable[[], jax.Array]:
@@ -141,13 +177,23 @@ def matrix_product(dtype: str) -> Callable[[], jax.Array]:
 
 
 def failure_line(error: Exception) -> Line:
-    """Returns the line of a cell that ran out of memory, or failed."""
+    """Returns the line of a cell that ran out of memory or time, or failed."""
+    if isinstance(error, OutOfTimeError):
+        return {"skipped": str(error)}
     key = "does_not_fit" if "RESOURCE_EXHAUSTED" in str(error) else "failed"
     return {key: f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 
 
+def _check_flag_keys(words: list[str]) -> None:
+    """Refuses keys that the flags set, as overrides or in the name of a variant: they would have no effect."""
+    keys = [*FLAG_KEYS, *(key.removeprefix("model.") for key in FLAG_KEYS)]
+    given = lambda word: any(word.startswith(f"--config.{key}=") or f"+{key}=" in word for key in keys)
+    if misplaced := [word for word in words if given(word)]:
+        raise InputError(f"{', '.join(misplaced)}: use this program's flags instead, see --help")
+
+
 def main(argv: list[str]) -> None:
-    """Appends to steps.jsonl in OUT after each length, and at the end writes table.md and step_time.png."""
+    """Writes a line of steps.jsonl in OUT after each turn of its cell, and at the end table.md and step_time.png."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
         "--families",
@@ -162,14 +208,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--size", default="small", choices=SIZES)
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
-    parser.add_argument("--seconds", type=positive, help="time limit: lengths that would end later are not started")
+    parser.add_argument("--seconds", type=positive, help="after which nothing is compiled or begun")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
-    if misplaced := [word for word in overrides if word.startswith(tuple(f"--config.{key}=" for key in FLAG_KEYS))]:
-        raise InputError(f"{', '.join(misplaced)}: use this program's flags instead, see --help")
-    config, lengths = load_config(SIZES[arguments.size], overrides), parse_integers(arguments.lengths)
-    families = arguments.families.split() or families_with_form(TASKS[arguments.task].causal)
+    lengths, families = parse_integers(arguments.lengths), arguments.families.split()
+    _check_flag_keys([*overrides, *families])
+    config = load_config(SIZES[arguments.size], overrides)
+    families = families or families_with_form(TASKS[arguments.task].causal)
     # Reports all errors before anything is measured.
     step = {key: getattr(arguments, key) for key in ("task", "dtype", "tokens_per_step")}
     variants = {word: variant(config, word) for word in families}
@@ -177,23 +223,25 @@ def main(argv: list[str]) -> None:
         n: {word: step_config(changed, family, n, **step) for word, (family, changed) in variants.items()}
         for n in lengths
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    file, lines, start = arguments.out / "steps.jsonl", [], time.perf_counter()
-    file.unlink(missing_ok=True)
-    about = step | {"size": arguments.size} | provenance(jax.devices()[0].device_kind)
-    for done, length in enumerate(lengths, start=1):
-        measured = measure(
-            configs[length], arguments.rounds, lambda text, n=length: print(f"length {n}: {text}", flush=True)
-        )
-        length_lines = [{"family": family, "length": length} | line | about for family, line in measured.items()]
-        append_jsonl(file, length_lines)
-        lines += length_lines
-        spent = time.perf_counter() - start
-        left = spent / done * (len(lengths) - done)
-        print(f"{done} of {len(lengths)} lengths, about {left / 60:.0f} min left", flush=True)
-        if left and arguments.seconds and spent + spent / done > arguments.seconds:
-            print(f"not run because of --seconds={arguments.seconds}: lengths {', '.join(map(str, lengths[done:]))}")
-            break
+    about = step | {"size": arguments.size} | machine()
+    results, start = CellLines(arguments.out / "steps.jsonl", "family", "length"), time.perf_counter()
+
+    def check_time() -> None:
+        if arguments.seconds and time.perf_counter() - start > arguments.seconds:
+            raise OutOfTimeError(f"--seconds={arguments.seconds} were over")
+
+    for length in lengths:
+        known: dict[str, Line] = {}
+
+        def keep(family: str, line: Line, known=known, length=length) -> None:
+            known[family] = known.get(family, {}) | line
+            results.put({"family": family, "length": length} | known[family] | about)
+
+        log = lambda text, n=length: print(f"length {n}: {text}", flush=True)
+        measure(configs[length], arguments.rounds, log, keep, check_time)
+    lines = results.lines
+    if skipped := [f"{line['family']} at {line['length']}" for line in lines if "skipped" in line]:
+        print(f"not measured because of --seconds={arguments.seconds}: {', '.join(skipped)}")
     text = step_time_tables(lines)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

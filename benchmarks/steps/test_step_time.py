@@ -50,19 +50,50 @@ def test_step_times_of_two_families(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow("compiles a step of each cell")
 def test_a_family_with_and_without_other_keys(tmp_path, monkeypatch, capsys):
-    """No further length is started after the time limit."""
+    """Nothing is begun after the time limit: the lines of the second length say so."""
     out = tmp_path / "out"
     monkeypatch.setattr(step_time, "PRODUCT", 64)
-    monkeypatch.setattr(step_time.time, "perf_counter", iter(range(0, 10**6, 100)).__next__)
-    others = ["flash+kernels=pallas+chunks.size=8", "flash+pattern=flash,transformer+num_layers=2"]
-    words = ["--size=tiny", f"--families=flash {' '.join(others)}", "--lengths=16 32", "--seconds=60"]
+    measure = step_time.measure
+
+    def measure_and_wait(*arguments) -> None:
+        measure(*arguments)
+        monkeypatch.setattr(step_time.time, "perf_counter", lambda: float("inf"))
+
+    monkeypatch.setattr(step_time, "measure", measure_and_wait)
+    others = ["flash+kernels=pallas+chunks.size=8", "flash+train.loss_chunk=8+num_layers=2"]
+    words = ["--size=tiny", f"--families=flash {' '.join(others)}", "--lengths=16 32", "--seconds=600"]
     step_time.main(
         [*words, "--tokens_per_step=32", "--rounds=1", f"--out={out}", "--config.data.vocab_size=300", *SMALL]
     )
     lines = read_jsonl(out / "steps.jsonl")
-    assert [line["family"] for line in lines] == ["flash", *others]
-    assert len({line["config_hash"] for line in lines}) == 3
-    assert "not run because of --seconds=60: lengths 32" in capsys.readouterr().out
+    assert [(line["length"], line["family"]) for line in lines] == [
+        (n, x) for n in (16, 32) for x in ["flash", *others]
+    ]
+    assert len({line["config_hash"] for line in lines[:3]}) == 3
+    assert all("median_ms" in line for line in lines[:3])
+    assert all(line["skipped"] == "--seconds=600 were over" for line in lines[3:])
+    assert "not measured because of --seconds=600: flash at 32, flash+kernels" in capsys.readouterr().out
+
+
+@pytest.mark.slow("compiles a step")
+def test_a_run_that_is_killed_keeps_the_cells_that_had_a_turn(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setattr(step_time, "PRODUCT", 64)
+    turns = iter(range(10))
+    step = step_time.BareStep.step
+
+    def killed(self) -> float:
+        if next(turns) == 2 + 4:  # both are warmed up, and the first has had its turns of the first round
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(step_time.BareStep, "step", killed)
+    words = ["--size=tiny", "--families=flash flash+num_layers=2", "--lengths=16", "--tokens_per_step=32", "--rounds=3"]
+    with pytest.raises(KeyboardInterrupt):
+        step_time.main([*words, f"--out={out}", "--config.data.vocab_size=300", *SMALL])
+    first, second = read_jsonl(out / "steps.jsonl")
+    assert first["turns"] == COUNTED and first["peak_fraction"] > 0
+    assert second["compile_s"] > 0 and "turns" not in second
 
 
 def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
@@ -73,9 +104,9 @@ def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
         name: SimpleNamespace(peak_bytes=peak, temp_bytes=temp, start=lambda: None, step=lambda: None)
         for name, (peak, temp) in sizes.items()
     }
-    lines: dict[str, dict] = {name: {} for name in sizes}
-    assert list(step_time.warm_up(steps, lines)) == ["a", "b", "d"]
-    assert list(lines["c"]) == ["does_not_fit"]
+    lines: dict[str, dict] = {}
+    assert list(step_time.warm_up(steps, lines.__setitem__, lambda: None)) == ["a", "b", "d"]
+    assert list(lines) == ["c"] and list(lines["c"]) == ["does_not_fit"]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +117,7 @@ def test_states_stay_while_another_one_takes_its_turn(monkeypatch):
         ("--lengths=", "positive integers"),
         ("--lengths=24", "tokens_per_batch"),
         ("--config.model.dtype=bfloat16", "see --help"),
+        ("--families=flash flash+dtype=bfloat16", "see --help"),
         ("--config.model.num_layers=0", "num_layers"),
     ],
 )

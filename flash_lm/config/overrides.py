@@ -41,14 +41,17 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
 
 
 def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
-    """Parses a word such as flash+kernels=xla+remat=full into a family and the config with these model keys.
+    """Parses a word such as flash+kernels=xla+train.loss_chunk=8192 into a family and the config with these keys.
+
+    Keys are the model's, unless they name a group of the config.
 
     Raises:
         InputError: some of the keys are wrong.
     """
     family, *changes = word.split("+")
     changed = config.copy_and_resolve_references()
-    apply_overrides(changed, [f"--config.model.{change}" for change in changes])
+    group = lambda change: "" if isinstance(config.get(change.partition(".")[0]), ConfigDict) else "model."
+    apply_overrides(changed, [f"--config.{group(change)}{change}" for change in changes])
     return family, changed
 
 

@@ -20,7 +20,7 @@ def provenance(device_kind: str) -> dict[str, Any]:
     """The device, the versions, the code's commit, and whether the code has uncommitted changes (None: no repository).
 
     Args:
-        device_kind: JAX's name for it; a CPU's model name is added.
+        device_kind: JAX's name for it; for a CPU it is `cpu_name()` instead.
     """
     # Packages that are not installed are left out; outside of a repository, git answers nothing.
     versions = [f"python {platform.python_version()}"]
@@ -30,10 +30,10 @@ def provenance(device_kind: str) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             continue
     commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    device = f"{_cpu_model()}, {os.cpu_count()} threads" if device_kind == "cpu" else device_kind
+    # Results are no code: a run that writes two files is not dirty at the second.
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude,glob)**/results/**")
     return {
-        "device": device,
+        "device": cpu_name() if device_kind == "cpu" else device_kind,
         "versions": ", ".join(versions),
         "git": commit,
         "dirty": None if changed is None else bool(changed),
@@ -80,10 +80,19 @@ def _git(*words: str) -> str | None:
     return done.stdout.strip()
 
 
-def _cpu_model() -> str:
-    """The name of the CPU in Linux, else the one that Python knows."""
+def cpu_name() -> str:
+    """The CPU's model and the threads that this process may use: what pins it to fewer cores also makes XLA use fewer.
+
+    The model is its name in Linux, else the one that Python knows.
+    """
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         match = None
-    return match[1] if match else platform.processor() or platform.machine()
+    model = match[1] if match else platform.processor() or platform.machine()
+    return f"{model}, {cpu_threads()} threads"
+
+
+def cpu_threads() -> int:
+    """The threads that this process may use; where the system has no affinity, all of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
