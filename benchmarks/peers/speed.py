@@ -4,20 +4,25 @@
     python -m benchmarks.peers.speed --out=benchmarks/peers/results/sdpa [--peers=sdpa --lengths="512 2048" …]
 
 A peer runs in a separate environment (requirements-peers.txt), in a process that waits during our turn. A step is
-forward, backward, clipping and AdamW of the same number of tokens, which are on the device.
+forward, backward, clipping and AdamW of the same number of tokens, which are on the device. Both sides run in their
+fastest form: the peer's step by torch.compile with the attention that PyTorch chooses, ours with its defaults. On a CPU
+both have the same number of threads, and an allocator that keeps memory, unless the environment has other settings, as
+in GLIBC_TUNABLES=glibc.malloc.hugetlb=0. Compilation is not timed.
 """
 
 import argparse
 import json
 import logging
+import os
 import pathlib
 import subprocess
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
+from benchmarks.lib.allocator import chosen_settings, keep_memory
 from benchmarks.lib.bare_step import BareStep, step_config
+from benchmarks.lib.machine import machine, machines
 from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, peer_shape
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.huge_pages import user_environment
@@ -31,7 +36,7 @@ from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, append_jsonl
-from flash_lm.runs.provenance import provenance
+from flash_lm.runs.provenance import cpu_threads
 from flash_lm.training.train_state import ModelFunction
 
 # peer -> our config keys of the same model
@@ -44,11 +49,15 @@ PEERS: dict[str, dict[str, Any]] = {
 WORKER = pathlib.Path(__file__).with_name("speed_worker.py")
 COLUMNS = {
     "peer": ("peer", "{}"),
+    "compiled": ("peer_compiled", "{}"),
     "ours": ("family", "{}"),
     "length": ("length", "{:,}"),
     "ours, ms": ("ours_ms", "{:,.0f}"),
     "peer's, ms": ("peer_ms", "{:,.0f}"),
     "times as fast": ("speedup", "{:.2f}"),
+    "on": ("machine", "{}"),
+    "our threads": ("threads", "{:.0f}"),
+    "their threads": ("peer_threads", "{:.0f}"),
     "our parameters": ("params", "{:,}"),
     "peer's": ("peer_params", "{:,}"),
     "": ("not_compared", "{}"),
@@ -85,17 +94,21 @@ def ask(peer: subprocess.Popen, question: Line) -> Line:
     return answer
 
 
-def compare(config: Config, peer: subprocess.Popen, rounds: int) -> Line:
-    """Returns a line with the step times of both sides, or why they are not compared."""
-    line: Line = {"params": ModelFunction(config.model, config.seed).parameter_count()}
+def compare(name: str, config: Config, peer: subprocess.Popen, rounds: int) -> Line:
+    """Returns a line with the step times of both sides and their forms, or why they are not compared."""
+    line: Line = {"peer": name, "family": config.model.family, "length": config.data.length}
+    line |= {"params": ModelFunction(config.model, config.seed).parameter_count(), "remat": config.model.remat}
     try:
         about = ask(peer, {"build": peer_shape(config)})
         line |= {f"peer_{key}": value for key, value in about.items()}
+        if "why_eager" in about:
+            print(f"{line['peer']} runs eagerly: {about['why_eager']}", flush=True)
         unequal = abs(about["params"] / line["params"] - 1)
         if unequal > MOST_UNEQUAL:
             return line | {"not_compared": f"the numbers of parameters differ by {unequal:.1%}"}
         theirs = Cell.warm_up("peer", lambda: ask(peer, {"turn": 1})["ms"])
         step = BareStep(config)
+        line |= {"kernels": step.kernels, "compile_s": step.compile_s}
         step.start()
         ours = Cell.warm_up("ours", make_turn(step.step))
         take_turns([ours, theirs], rounds)
@@ -150,23 +163,20 @@ def main(argv: list[str]) -> None:
     peers, lengths = split_words(arguments.peers), parse_integers(arguments.lengths)
     about: Line = {key: getattr(arguments, key) for key in ("dtype", "tokens_per_step")}
     configs = make_configs(config, peers, lengths, **about)
-    # A user's allocator settings apply to both sides.
-    chosen = sorted(user_environment().items())
-    malloc = " ".join(f"{k}={v}" for k, v in chosen if k.startswith(("GLIBC_TUNABLES", "MALLOC_")))
-    about |= {"malloc": malloc} | provenance(jax.devices()[0].device_kind)
+    # Both processes need memory on a GPU, which JAX would take as a whole at its first use.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    about |= {"malloc": chosen_settings(user_environment()), "threads": cpu_threads()} | machine()
     arguments.out.mkdir(parents=True, exist_ok=True)
     file, lines = arguments.out / "peers.jsonl", []
     file.unlink(missing_ok=True)
     for name in peers:
         with start_peer(name, arguments.python) as peer:
             for length in lengths:
-                ours = configs[name, length]
-                line = {"peer": name, "family": ours.model.family, "length": length}
-                line |= compare(ours, peer, arguments.rounds) | about
+                line = compare(name, configs[name, length], peer, arguments.rounds) | about
                 append_jsonl(file, [line])
                 lines.append(line)
                 print(f"{name} at {length}: {line.get('speedup', line.get('not_compared'))}", flush=True)
-    text = markdown_table(lines, COLUMNS)
+    text = markdown_table([line | {"machine": machines([line])} for line in lines], COLUMNS)
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
     if (compared := [line for line in lines if "speedup" in line]) and can_draw():
@@ -174,4 +184,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    keep_memory()
     run(main)

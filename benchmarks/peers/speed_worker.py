@@ -1,11 +1,14 @@
 """Worker of `benchmarks/peers/speed.py`: a training step of another library, in the peers' environment.
 
-It reads a JSON object per line and writes one: {"build": shape} makes a model, {"turn": 1} takes a training step.
+It reads a JSON object per line and writes one: {"build": shape} makes a model, {"turn": 1} takes a training step. A
+step is compiled when its model is built; a model that cannot be compiled runs eagerly, and the answer says why.
 """
 
 import contextlib
 import importlib.metadata
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 Shape = dict[str, Any]  # from `benchmarks.lib.peers.peer_shape`
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -145,33 +150,48 @@ PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
 }
 
 
+def chosen_attention(shape: Shape) -> str:
+    """Returns the form of scaled_dot_product_attention that PyTorch chooses for a shape on this device."""
+    heads = shape["num_heads"]
+    size = (shape["rows"], shape["length"], heads, shape["model_dim"] // heads)
+    dtype = getattr(torch, shape["dtype"])
+    q, k, v = (torch.empty(size, dtype=dtype, device=DEVICE, requires_grad=True).transpose(1, 2) for _ in range(3))
+    return SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=True)).name.lower()  # PyTorch has no public name
+
+
 class Step:
-    """Forward, backward, clipping and AdamW on random tokens that are on the device."""
+    """Forward, backward, clipping and AdamW on random tokens that are on the device.
+
+    Attributes:
+        about: facts for the line of results: parameters, versions, threads, `compiled` or `why_eager`, and what
+            PyTorch chose for attention.
+    """
 
     def __init__(self, peer: str, shape: Shape):
-        """`peer`: one of PEERS."""
+        """Builds the model and compiles its step; `peer`: one of PEERS."""
         torch.manual_seed(0)
         distribution, build = PEERS[peer]
         self.model = build(shape).to(DEVICE)
-        self.about = {
+        versions = (f"{x} {importlib.metadata.version(x)}" for x in dict.fromkeys([distribution, "torch"]))
+        self.about: dict[str, Any] = {
             "params": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
-            "version": ", ".join(
-                f"{x} {importlib.metadata.version(x)}" for x in dict.fromkeys([distribution, "torch"])
-            ),
+            "version": ", ".join(versions),
             "threads": torch.get_num_threads(),
         }
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.01)
+        if peer == "sdpa":
+            self.about["attention"] = chosen_attention(shape)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.01, fused=True)
         self.tokens = torch.randint(shape["vocab_size"], (shape["rows"], shape["length"]), device=DEVICE)
         self.targets = self.tokens.roll(-1, dims=1)
         half = shape["dtype"] == "bfloat16"
         self.precision = lambda: torch.autocast(DEVICE, torch.bfloat16) if half else contextlib.nullcontext()
+        self.loss = self._loss
+        self.about |= self._compile()
 
     def turn(self) -> float:
         """Does one step; returns its milliseconds."""
         start = time.perf_counter()
-        with self.precision():
-            logits = self.model(self.tokens)
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
+        loss = self.loss()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -180,11 +200,40 @@ class Step:
             torch.cuda.synchronize()
         return 1000 * (time.perf_counter() - start)
 
+    def _loss(self) -> torch.Tensor:
+        with self.precision():
+            logits = self.model(self.tokens)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
+
+    def _compile(self) -> dict[str, Any]:
+        """Compiles the model with its loss, by two steps; where that fails, the step stays eager.
+
+        Returns:
+            `compiled`, and `compile_s` and the number of `graph_breaks`, or `why_eager`.
+        """
+        if DEVICE == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+            return {"compiled": False, "why_eager": "torch.compile needs a C++ compiler on a CPU: install g++"}
+        torch._dynamo.reset()
+        counters.clear()
+        self.loss, start = torch.compile(self._loss), time.perf_counter()
+        try:
+            for _ in range(2):
+                self.turn()
+            if not counters["stats"]["unique_graphs"]:
+                raise RuntimeError("torch.compile found no graph in it")
+        except Exception as error:  # whatever a library does that cannot be compiled
+            self.loss = self._loss
+            return {"compiled": False, "why_eager": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        breaks = sum(counters["graph_break"].values())
+        return {"compiled": True, "compile_s": time.perf_counter() - start, "graph_breaks": breaks}
+
 
 def main() -> None:
     """Answers questions until its input ends."""
     peer, step = sys.argv[1], None
     torch.set_float32_matmul_precision("high")  # as JAX's float32 products on a GPU
+    if hasattr(os, "sched_getaffinity"):
+        torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA; by default it may take half of them
     # Keeps what a library prints out of the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:

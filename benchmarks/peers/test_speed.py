@@ -1,8 +1,11 @@
 """Our step compared with a fake peer that only reports a time."""
 
+import os
+import subprocess
 import sys
 
 import pytest
+from small import ROOT
 
 from benchmarks.lib.timing import COUNTED
 from benchmarks.peers import speed
@@ -11,7 +14,8 @@ from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
-
+# Without the settings of a shell or of make, and with these sources.
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("GLIBC", "MALLOC"))} | {"PYTHONPATH": str(ROOT)}
 
 FAKE_PEER = """
 import json, os, sys
@@ -25,6 +29,7 @@ for line in sys.stdin:
         answer = {"error": "ImportError: no such thing"}
     elif "build" in asked:
         answer = {"params": int(os.environ["PARAMS"]) * length // 16, "version": "fake 1", "threads": 1}
+        answer |= {"compiled": False, "why_eager": "no compiler"}
     else:
         answer = {"ms": 1000.0}
     print(json.dumps(answer), flush=True)
@@ -52,7 +57,11 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     assert lines["flash_pytorch", 64]["not_compared"] == "ImportError: no such thing"
     assert all("speedup" not in line for line in lines.values() if "not_compared" in line)
     assert lines["sdpa", 16]["not_compared"]  # other parameters, or its end
-    assert (out / "table.md").read_text().strip() in capsys.readouterr().out
+    assert compared["peer_compiled"] is False and compared["peer_why_eager"] == "no compiler"
+    printed = capsys.readouterr().out
+    assert "flash_pytorch runs eagerly: no compiler" in printed
+    assert (out / "table.md").read_text().strip() in printed
+    assert compared["device"] in printed.splitlines()[-2] and compared["threads"] >= 1  # beside the ratios
     assert (out / "peers.png").exists()
 
 
@@ -72,3 +81,20 @@ def test_peers_of_nonsense_end_before_anything_is_measured(tmp_path, word, messa
     with pytest.raises(InputError, match=message):
         speed.main([*words, word])
     assert not (tmp_path / "out").exists()
+
+
+def test_both_sides_keep_memory_unless_the_user_has_other_settings():
+    """The process that restarts itself, and the one that it starts, have the same settings; the user's win."""
+    program = """
+import os, subprocess, sys
+from benchmarks.lib.allocator import chosen_settings, keep_memory
+keep_memory()
+print(chosen_settings(os.environ), flush=True)
+print(chosen_settings(dict(line.split("=", 1) for line in subprocess.check_output(["env"], text=True).splitlines())))
+"""
+    run = lambda **more: subprocess.run(
+        [sys.executable, "-c", program], env=CLEAN | more, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    ours, theirs = run()
+    assert ours == theirs and "trim_threshold" in ours and "hugetlb=1" in ours
+    assert run(MALLOC_ARENA_MAX="2") == ["MALLOC_ARENA_MAX=2"] * 2
