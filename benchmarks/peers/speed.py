@@ -68,12 +68,18 @@ class PeerError(Exception):
     """An error that a peer returned instead of an answer."""
 
 
-def start_peer(name: str, python: pathlib.Path) -> subprocess.Popen:
-    """Starts the process of a peer, which ends when its input ends; `python`: the peers' interpreter."""
+def start_peer(name: str, python: pathlib.Path, worker: pathlib.Path | None = None) -> subprocess.Popen:
+    """Starts the process of a peer, which ends when its input ends.
+
+    Args:
+        name: the peer.
+        python: the peers' interpreter.
+        worker: its program; None: that of this benchmark.
+    """
     # Threads that spin while they wait would use cores during our turn.
     environment = user_environment() | {"OMP_WAIT_POLICY": "PASSIVE"}
     pipe = subprocess.PIPE
-    return subprocess.Popen([python, WORKER, name], env=environment, stdin=pipe, stdout=pipe, bufsize=0)
+    return subprocess.Popen([python, worker or WORKER, name], env=environment, stdin=pipe, stdout=pipe, bufsize=0)
 
 
 def ask(peer: subprocess.Popen, question: Line) -> Line:

@@ -1,0 +1,1 @@
+"""Scripts for one GPU: what each part measures, and in what time."""

@@ -1,0 +1,112 @@
+"""The parts of the GPU's scripts, in the order of what they tell: their commands, time limits and packages."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+SECONDS = "{seconds}"  # in a command: the seconds that its part has left when it starts
+# The Transformer's best form, ours, and the two kinds of state that the field trains: sums, and the delta rule.
+FAMILIES = "transformer_plus_plus flash linear_transformer gated_deltanet"
+TRUNK = ("transformer_plus_plus", "flash")
+Words = list[str]
+
+
+class Settings(NamedTuple):
+    """What the commands depend on.
+
+    Attributes:
+        out: folder of the results.
+        data: folder of the corpora; None: the texts that every machine has.
+        python: interpreter with PyTorch and flash-linear-attention.
+        rehearse: a hundredth of the size, on a CPU.
+    """
+
+    out: pathlib.Path
+    data: pathlib.Path | None
+    python: str
+    rehearse: bool
+
+
+class Part(NamedTuple):
+    """A part.
+
+    Attributes:
+        what: what it measures, for the list of parts.
+        seconds: its time limit, at most four minutes.
+        needs: modules that a machine may lack; without one the part is skipped.
+        commands: words after `python -m`, by priority.
+    """
+
+    what: str
+    seconds: int
+    needs: tuple[str, ...]
+    commands: Callable[[Settings], list[Words]]
+
+
+def curve(settings: Settings) -> list[Words]:
+    """Perplexity against training time; the study has the models and budgets."""
+    return [["studies.gpu.curve", *_data(settings, "books"), *_study(settings, "curve")]]
+
+
+def fleet(settings: Settings) -> list[Words]:
+    """Jobs left in the queue of the controls, each model's rates and seeds as one program."""
+    return [["studies.gpu.fleet", *_data(settings), *_study(settings, "fleet")]]
+
+
+def steps(settings: Settings) -> list[Words]:
+    """Step times: families at two lengths, then the same step with other slices of the loss, scanned and unrolled."""
+    if settings.rehearse:
+        size = ["--size=tiny", "--dtype=bfloat16", "--tokens_per_step=512", "--config.data.vocab_size=2048"]
+        lengths, slices = "64 256", (8, 64, 512)
+    else:
+        size = ["--size=base", "--dtype=bfloat16", "--tokens_per_step=65536"]
+        lengths, slices = "2048 8192", (1024, 8192, 65536)
+    shared = ["benchmarks.steps.step_time", *size, "--config.model.remat=none", "--rounds=1", f"--seconds={SECONDS}"]
+    variants = lambda scanned: " ".join(
+        f"{family}+scan_layers={scanned}+train.loss_chunk={tokens}" for family in TRUNK for tokens in slices
+    )
+    one_length = f"--lengths={lengths.split()[0]}"
+    return [
+        [*shared, f"--families={FAMILIES}", f"--lengths={lengths}", f"--out={settings.out}/step_time"],
+        [*shared, f"--families={variants(True)}", one_length, f"--out={settings.out}/scanned"],
+        [*shared, f"--families={variants(False)}", one_length, f"--out={settings.out}/unrolled"],
+    ]
+
+
+def decode(settings: Settings) -> list[Words]:
+    """Time per token at three batch sizes."""
+    if settings.rehearse:
+        size = ["--config=configs/tiny.py", "--contexts=64", "--batches=1 2 4", "--config.model.vocab_size=2048"]
+        size += ["--tokens=4", "--config.model.chunks.size=16"]
+    else:
+        size = ["--config=configs/flash_base.py", "--contexts=1024", "--batches=1 16 128"]
+        size += ["--config.model.vocab_size=32000"]
+    shared = ["benchmarks.decoding.token_time", f"--families={FAMILIES}", "--rounds=1", "--no_prefill"]
+    return [[*shared, *size, f"--seconds={SECONDS}", f"--out={settings.out}/decode"]]
+
+
+def races(settings: Settings) -> list[Words]:
+    """Our cores and flash-linear-attention's kernels."""
+    size = ["--shapes=1x128x2x16", "--calls=1"] if settings.rehearse else []
+    shared = ["benchmarks.gpu.races", f"--python={settings.python}", "--rounds=1", f"--seconds={SECONDS}"]
+    return [[*shared, *size, f"--out={settings.out}/races"]]
+
+
+_TRAINING = ("grain", "orbax.checkpoint", "sentencepiece", "tensorboardX", "tqdm", "datasets", "pyarrow")
+# A part that ends earlier leaves its time to the later ones. Together they have 14 minutes.
+PARTS: Mapping[str, Part] = {
+    "curve": Part("perplexity against training time", 240, _TRAINING, curve),
+    "fleet": Part("what the studies have not made", 150, _TRAINING, fleet),
+    "steps": Part("step times and MFU", 240, (), steps),
+    "decode": Part("time per token at batch 1, 16 and 128", 105, ("orbax.checkpoint",), decode),
+    "races": Part("our cores and flash-linear-attention's kernels", 105, (), races),
+}
+
+
+def _data(settings: Settings, corpus: str = "") -> Words:
+    return [f"--data={settings.data / corpus}"] if settings.data else []
+
+
+def _study(settings: Settings, name: str) -> Words:
+    words = [f"--seconds={SECONDS}", f"--runs=runs/gpu/{name}", f"--out={settings.out}/{name}"]
+    return [*words, "--rehearse"] if settings.rehearse else words
