@@ -79,7 +79,7 @@ def decode(settings: Settings) -> list[Words]:
         size = ["--config=configs/tiny.py", "--contexts=64", "--batches=1 2 4", "--config.model.vocab_size=2048"]
         size += ["--tokens=4", "--config.model.chunks.size=16"]
     else:
-        size = ["--config=configs/flash_base.py", "--contexts=1024", "--batches=1 16 128"]
+        size = ["--config=configs/flash_base.py", "--contexts=8192", "--batches=1 16 128"]
         size += ["--config.model.vocab_size=32000"]
     shared = ["benchmarks.decoding.token_time", f"--families={FAMILIES}", "--rounds=1", "--no_prefill"]
     return [[*shared, *size, f"--seconds={SECONDS}", f"--out={settings.out}/decode"]]
@@ -96,9 +96,9 @@ _TRAINING = ("grain", "orbax.checkpoint", "sentencepiece", "tensorboardX", "tqdm
 # A part that ends earlier leaves its time to the later ones. Together they have 14 minutes.
 PARTS: Mapping[str, Part] = {
     "curve": Part("perplexity against training time", 240, _TRAINING, curve),
-    "fleet": Part("what the studies have not made", 150, _TRAINING, fleet),
+    "fleet": Part("what the studies have not made", 120, _TRAINING, fleet),
     "steps": Part("step times and MFU", 240, (), steps),
-    "decode": Part("time per token at batch 1, 16 and 128", 105, ("orbax.checkpoint",), decode),
+    "decode": Part("time per token at batch 1, 16 and 128", 135, ("orbax.checkpoint",), decode),
     "races": Part("our cores and flash-linear-attention's kernels", 105, (), races),
 }
 

@@ -6,7 +6,7 @@ that no other process has begun.
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -193,7 +193,12 @@ def trunk_job(trunk: Trunk, best: Line | None, texts: str) -> Job:
 
 
 def run_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> list[Line]:
-    """Trains and scores a trunk and its decays; returns a line per score, with `share`, its share of the full budget.
+    """Trains and scores a trunk and its decays, as `score_decays`; returns all lines."""
+    return [line for lines in score_decays(trunk, rate, folder, should_stop) for line in lines]
+
+
+def score_decays(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: ShouldStop) -> Iterator[list[Line]]:
+    """Trains a trunk and its decays, and yields the lines of each budget: one per score, with `share`, its share.
 
     Each budget is scored on the validation and the test split. The full budget is also scored at other sequence lengths
     and by slices. Scores of the test split have blocks, from which `studies.protocol.hypotheses` estimates the error of
@@ -203,7 +208,7 @@ def run_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
         NonfiniteError: the loss became non-finite.
         Stopped: `should_stop` returned true; the runs can be resumed.
     """
-    lines, data = [], parse(trunk.config).data
+    data = parse(trunk.config).data
     longer = [length for length in trunk.part.lengths if length <= trunk.config.model.max_length]
     for name, changes in schedules(trunk, rate, folder).items():
         train_to_end(apply_changes(trunk.config, changes), folder / name, should_stop)
@@ -215,8 +220,7 @@ def run_trunk(trunk: Trunk, rate: float, folder: pathlib.Path, should_stop: Shou
         for length in lengths:
             slices = [x for x in trunk.part.slices if is_full and (x == POSITIONS or length == data.length)]
             scores += evaluate(folder / name, "test", [length], slices=[ALL, *slices], blocks=BLOCKS)
-        lines += [score | trunk.about | {"share": float(name), "rate": rate} for score in scores]
-    return lines
+        yield [score | trunk.about | {"share": float(name), "rate": rate} for score in scores]
 
 
 def schedules(trunk: Trunk, rate: float, folder: pathlib.Path) -> Runs:
