@@ -63,7 +63,7 @@ def flags() -> argparse.ArgumentParser:
 def run_part(name: str, settings: Settings, end: float, environment: dict[str, str]) -> list[str]:
     """Runs the commands of a part until the monotonic clock is at `end`; returns a sentence per command that failed."""
     failed, start = [], time.monotonic()
-    if missing := [module for module in PARTS[name].needs if not _is_installed(module)]:
+    if missing := PARTS[name].missing(settings, _is_installed):
         print(f"{name} is skipped: this Python has no {', '.join(missing)}", flush=True)
         return []
     for words in PARTS[name].commands(settings):

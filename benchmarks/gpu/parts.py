@@ -35,12 +35,19 @@ class Part(NamedTuple):
         seconds: its time limit, at most four minutes.
         needs: modules that a machine may lack; without one the part is skipped.
         commands: words after `python -m`, by priority.
+        reads_data: whether it reads --data, for which a machine may lack a package, too.
     """
 
     what: str
     seconds: int
     needs: tuple[str, ...]
     commands: Callable[[Settings], list[Words]]
+    reads_data: bool = False
+
+    def missing(self, settings: Settings, is_installed: Callable[[str], bool]) -> list[str]:
+        """Returns the modules that it needs and this Python does not have."""
+        more = ("datasets",) if self.reads_data and settings.data else ()
+        return [module for module in (*self.needs, *more) if not is_installed(module)]
 
 
 def curve(settings: Settings) -> list[Words]:
@@ -92,14 +99,25 @@ def races(settings: Settings) -> list[Words]:
     return [[*shared, *size, f"--out={settings.out}/races"]]
 
 
-_TRAINING = ("grain", "orbax.checkpoint", "sentencepiece", "tensorboardX", "tqdm", "datasets", "pyarrow")
-# A part that ends earlier leaves its time to the later ones. Together they have 14 minutes.
+def kernels(settings: Settings) -> list[Words]:
+    """Our kernels: checked against the forms that XLA compiles, then timed."""
+    if settings.rehearse:
+        size = ["--config=configs/tiny.py", "--lengths=16", "--tokens=32", "--calls=1", "--families=flash"]
+        size += ["--config.model.num_layers=1", "--config.model.chunks.size=8", "--config.data.vocab_size=300"]
+    else:
+        size = ["--families=flash flash_quad linear_transformer mamba2", "--lengths=2048 8192"]
+    return [["benchmarks.kernels", *size, "--rounds=1", f"--out={settings.out}/kernels"]]
+
+
+_TRAINING = ("grain", "orbax.checkpoint", "sentencepiece", "tensorboardX", "tqdm", "pyarrow")
+# A part that ends earlier leaves its time to the later ones.
 PARTS: Mapping[str, Part] = {
-    "curve": Part("perplexity against training time", 240, _TRAINING, curve),
-    "fleet": Part("what the studies have not made", 120, _TRAINING, fleet),
+    "curve": Part("perplexity against training time", 240, _TRAINING, curve, reads_data=True),
+    "fleet": Part("what the studies have not made", 120, _TRAINING, fleet, reads_data=True),
     "steps": Part("step times and MFU", 240, (), steps),
     "decode": Part("time per token at batch 1, 16 and 128", 135, ("orbax.checkpoint",), decode),
     "races": Part("our cores and flash-linear-attention's kernels", 105, (), races),
+    "kernels": Part("our kernels, checked and timed", 120, (), kernels),
 }
 
 

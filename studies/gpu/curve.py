@@ -1,6 +1,6 @@
 """Perplexity against training time at 25 million parameters on one GPU, by annealed branches of one trunk per model.
 
-    python -m studies.gpu.curve --data=$DATA/books --out=studies/gpu/results/curve
+    python -m studies.gpu.curve --data=$DATA/books --out=benchmarks/gpu/results/curve
 
 README.md has the prediction and the rule. Trunks, decays and scores are those of studies/quality. Lines are written
 after each budget. What has no time left is named; the same command goes on from there.
@@ -84,7 +84,7 @@ FULL = Size(
     },
     steps=400,
 )
-# A hundredth of the parameters, and of the tokens in a step.
+# A hundredth of the parameters, and some of the tokens of a step.
 REHEARSAL = Size(
     FULL.changes
     | {
@@ -94,7 +94,7 @@ REHEARSAL = Size(
         "model.max_length": 128,
         "model.dtype": "float32",
         "data.length": 128,
-        "data.tokens_per_batch": 512,
+        "data.tokens_per_batch": 1024,
         "data.vocab_size": 512,
         "model.chunks.size": 32,
         "train.warmup_steps": 2,

@@ -1,6 +1,6 @@
 """Makes jobs left in the queue of the controls on a GPU: the rates and seeds of a model as one compiled program.
 
-    python -m studies.gpu.fleet --data=$DATA --out=studies/gpu/results/fleet
+    python -m studies.gpu.fleet --data=$DATA --out=benchmarks/gpu/results/fleet
     python -m studies.gpu.fleet --list                 # the commands, in the order of the queue
 
 A model's jobs left differ in rate and seed, so `python -m flash_lm.sweep --vmap` trains them together. All seeds are
@@ -11,8 +11,10 @@ several budgets the full one is made. Lines are those of the sweep: README.md sa
 import argparse
 import json
 import math
+import os
 import pathlib
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,19 +25,19 @@ from typing import Any, NamedTuple
 from benchmarks.lib.machine import machine
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
-from flash_lm.errors import RunError
+from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
 from flash_lm.runs.provenance import config_hash
 from flash_lm.sweeps.grid import apply_changes
-from studies.controls import anchor, data, design, recall
+from studies.controls import anchor, design, recall
 from studies.protocol.jobs import RUNS, Job
+from studies.quality import data as texts
 from studies.quality.run import DECAY
 
 TREE = pathlib.Path(__file__).parents[2]
 TEXTS = pathlib.Path("runs/gpu/texts")
 LEAST, SAVING = 30, 30  # seconds in which a fleet can do anything, and for it to save when it is stopped
-_MEMBER = {"seed": 0, "train.learning_rate": 0.0}  # the keys in which the members of a fleet differ
-_TEXTLESS = "data.bigrams", "data.mqar"  # corpora that are drawn
+_MEMBER = {"seed": 0, "train.learning_rate": 0.001}  # the keys in which the members of a fleet differ
 
 
 class Fleet(NamedTuple):
@@ -59,13 +61,14 @@ class Fleet(NamedTuple):
         """Returns the words after `python -m` that train and score its members."""
         grid = {"train.learning_rate": self.rates, "seed": self.seeds}
         words = [f"--grid={key}={','.join(f'{value:g}' for value in values)}" for key, values in grid.items()]
-        config = f"--config=studies/gpu/fleet.py:{self.name}"
+        config = f"--config=studies/gpu/fleet_config.py:{self.name}"
         return ["flash_lm.sweep", config, *words, "--vmap", "--split=test", f"--workdir={runs / self.name}"]
 
-    @property
-    def reads_texts(self) -> bool:
-        """Whether it needs the texts of --data."""
-        return self.config.data.corpus not in {name.removeprefix("data.") for name in _TEXTLESS}
+    def missing_texts(self) -> list[str]:
+        """Returns the folders of text that it reads and this machine does not have; none where sequences are drawn."""
+        of_data = self.config.data
+        folders = [of_data.path, *(folder for folder, _ in of_data.mixture or ())]
+        return [folder for folder in folders if folder and not (TREE / folder).exists()]
 
 
 def left_fleets(root: pathlib.Path = TREE) -> list[Fleet]:
@@ -95,10 +98,27 @@ def _full_budget(job: Job) -> dict[str, Any]:
     return {"train.schedule": "sqrt", "train.decay_steps": job.config.train.steps // DECAY}
 
 
-def get_config(name: str) -> Any:
-    """Returns the config of a fleet, for --config=studies/gpu/fleet.py:NAME."""
-    by_name = {fleet.name: fleet.config for fleet in left_fleets()}
-    return by_name[name]
+def prepare_texts(source: pathlib.Path, folder: pathlib.Path) -> None:
+    """Writes the texts of the studies whose sources a folder has: a machine may have a part of them.
+
+    Args:
+        source: folder with books/, wiki/ and imdb/, or shakespeare/input.txt, or all.
+        folder: folder to write; what it has stays.
+    """
+    makers = {
+        "study": lambda path: texts.main([str(source), f"--out={path}"]),
+        "shakespeare": lambda path: anchor.write_text(source / "shakespeare" / "input.txt", path),
+    }
+    for name, make in makers.items():
+        # In one piece, so that a folder which exists is complete.
+        partial = folder / f"{name}.{os.getpid()}"
+        try:
+            if not (folder / name).exists():
+                make(partial)
+                os.replace(partial, folder / name)
+        except InputError as error:
+            print(f"no texts of {name}: {error}", flush=True)
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def make_fleet(words: Sequence[str], seconds: float) -> int | None:
@@ -128,7 +148,7 @@ def collect(fleet: Fleet, folder: pathlib.Path) -> list[Line]:
 def main(argv: list[str]) -> None:
     """Makes the fleets of the jobs left, and adds the lines of each to fleet.jsonl in OUT when it ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--data", type=pathlib.Path, help="folder of the corpora; default: only what reads no text")
+    parser.add_argument("--data", type=pathlib.Path, help="folder of the corpora, or of a part of them; default: none")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/gpu/fleet"), help="runs in progress")
     parser.add_argument("--seconds", type=positive, help="after which it saves and ends")
     parser.add_argument("--list", action="store_true", help="print the commands and make nothing")
@@ -142,13 +162,14 @@ def main(argv: list[str]) -> None:
         return
     if arguments.out is None:
         parser.error("--out is needed")
+    end, about, failed = time.monotonic() + (arguments.seconds or math.inf), machine(), []
     file = arguments.out / "fleet.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    end, about, failed = time.monotonic() + (arguments.seconds or math.inf), machine(), []
     if arguments.data:
-        data.prepare_texts(arguments.data, TREE / TEXTS)
-    else:
-        fleets = [fleet for fleet in fleets if not fleet.reads_texts]
+        prepare_texts(arguments.data, TREE / TEXTS)
+    if without := [fleet.name for fleet in fleets if fleet.missing_texts()]:
+        print(f"{len(without)} fleets are left out, since their texts are not here: {', '.join(without)}", flush=True)
+    fleets = [fleet for fleet in fleets if not fleet.missing_texts()]
     more = ["--config.train.steps=6", "--config.train.checkpoint_every=0"] if arguments.rehearse else []
     for number, fleet in enumerate(fleets[:1] if arguments.rehearse else fleets):
         left = end - time.monotonic()
