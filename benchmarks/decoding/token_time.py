@@ -89,7 +89,7 @@ def measure(
         copy_cell = Cell.compile("copy", copy)
 
         def keep_times(cells=cells, copy_cell=copy_cell) -> None:
-            keep([_line(*cell, copy_cell) for cell in cells])
+            keep([_line(line, cell, turn_tokens, model, copy_cell) for line, cell, turn_tokens, model in cells])
 
         keep_times()
         log = lambda text, of=f"batch {rows}, context {context}": print(f"{of}: {text}", flush=True)

@@ -109,6 +109,17 @@ def kernels(settings: Settings) -> list[Words]:
     return [["benchmarks.kernels", *size, "--rounds=1", f"--out={settings.out}/kernels"]]
 
 
+def peers(settings: Settings) -> list[Words]:
+    """Training steps of PyTorch, compiled, and ours."""
+    if settings.rehearse:
+        size = ["--config=configs/tiny.py", "--lengths=64", "--tokens_per_step=256", "--config.data.vocab_size=300"]
+    else:
+        size = ["--config=configs/flash_base.py", "--lengths=2048 8192", "--tokens_per_step=32768", "--dtype=bfloat16"]
+        size += ["--config.model.remat=none"]
+    shared = ["benchmarks.peers.speed", f"--python={settings.python}", "--peers=sdpa", "--rounds=1"]
+    return [[*shared, *size, f"--out={settings.out}/peers"]]
+
+
 _TRAINING = ("grain", "orbax.checkpoint", "sentencepiece", "tensorboardX", "tqdm", "pyarrow")
 # A part that ends earlier leaves its time to the later ones.
 PARTS: Mapping[str, Part] = {
@@ -118,6 +129,7 @@ PARTS: Mapping[str, Part] = {
     "decode": Part("time per token at batch 1, 16 and 128", 135, ("orbax.checkpoint",), decode),
     "races": Part("our cores and flash-linear-attention's kernels", 105, (), races),
     "kernels": Part("our kernels, checked and timed", 120, (), kernels),
+    "peers": Part("a step of PyTorch, compiled, and ours", 180, (), peers),
 }
 
 

@@ -187,7 +187,7 @@ def distance_from_theirs(name: str, shape: Shape, peer: subprocess.Popen) -> flo
     swapped = lambda x: np.asarray(jnp.swapaxes(x, 1, 2).astype(jnp.float32))
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "inputs.npz"
-        np.savez(file, **{key: swapped(x) for key, x in arrays.items()})
+        np.savez(file, allow_pickle=False, **{key: swapped(x) for key, x in arrays.items()})
         ask(peer, {"compute": name, "inputs": str(file), "outputs": f"{folder}/outputs.npz"})
         theirs = np.load(f"{folder}/outputs.npz")
         ours = {"out": out, **gradients}

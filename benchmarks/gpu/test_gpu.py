@@ -47,8 +47,8 @@ def test_the_commands_of_a_part_are_right(tmp_path, monkeypatch, name, rehearse)
 
 
 def test_the_parts_fit_into_the_time():
-    """Those of one run, in the order of the issue; the kernels get what is left."""
-    assert list(PARTS) == ["curve", "fleet", "steps", "decode", "races", "kernels"]
+    """The first five, in the order of what they tell; the others get what is left."""
+    assert list(PARTS)[:5] == ["curve", "fleet", "steps", "decode", "races"]
     assert all(part.seconds <= 240 for part in PARTS.values())
     assert sum(part.seconds for part in list(PARTS.values())[:5]) <= gpu.TOTAL <= 840
 
@@ -118,6 +118,7 @@ def test_a_rehearsal(tmp_path, monkeypatch, capfd, name):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     out = tmp_path / "out"
-    gpu.main([name, "--rehearse", f"--out={out}", "--python=/nowhere"])
+    python = sys.executable if name == "peers" else "/nowhere"  # without PyTorch: a line says so
+    gpu.main([name, "--rehearse", f"--out={out}", f"--python={python}"])
     files = sorted(out.rglob("*.jsonl"))
     assert files and all(read_jsonl(file) for file in files), capfd.readouterr().out

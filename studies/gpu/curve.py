@@ -147,13 +147,12 @@ def _speed(trunk: Trunk, folder: pathlib.Path) -> Line:
 
 def comparison(lines: Sequence[Line]) -> str:
     """Returns FLASH's perplexity over that of Transformer++ after equal tokens and after equal time, in words."""
-    curves = [seed_curves(lines, PART, name).get(0) for name in (COMPARED, BASE)]
-    step_ms = {line["run"]: line["step_ms"] for line in lines if "step_ms" in line}
-    if not (curves[0] and curves[1]):
+    one, other = (seed_curves(lines, PART, name).get(0, []) for name in (COMPARED, BASE))
+    if not (one and other):
         return "nothing is compared: a model has no budget yet"
-    one, other = curves
-    common = [(steps, loss, dict(other)[steps]) for steps, loss in one if steps in dict(other)]
-    sentences = [f"after {steps:,.0f} steps {math.exp(a - b):.3f}" for steps, a, b in common]
+    step_ms = {line["run"]: line["step_ms"] for line in lines if "step_ms" in line}
+    of_other = dict(other)
+    sentences = [f"after {x:,.0f} steps {math.exp(loss - of_other[x]):.3f}" for x, loss in one if x in of_other]
     try:
         slower = step_ms[COMPARED] / step_ms[BASE]
         sentences.append(f"at equal time {ratio_at_equal_time(one, other, slower):.3f} (a step takes {slower:.2f}×)")
