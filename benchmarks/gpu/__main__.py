@@ -17,7 +17,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 from benchmarks.gpu.parts import PARTS, SECONDS, Settings, Words
@@ -106,9 +105,8 @@ def _stop(process: subprocess.Popen) -> None:
 
 
 def _environment(rehearse: bool) -> dict[str, str]:
-    """The environment of the commands: one compilation cache, and memory for two processes on a GPU."""
+    """The environment of the commands: memory for two processes on a GPU, and no network."""
     defaults = {
-        "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(tempfile.gettempdir()) / "flash_lm_gpu_cache"),
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "HF_HUB_OFFLINE": "1",

@@ -114,7 +114,7 @@ def compare(name: str, config: Config, peer: subprocess.Popen, rounds: int) -> L
             return line | {"not_compared": f"the numbers of parameters differ by {unequal:.1%}"}
         theirs = Cell.warm_up("peer", lambda: ask(peer, {"turn": 1})["ms"])
         step = BareStep(config)
-        line |= {"kernels": step.kernels, "compile_s": step.compile_s}
+        line |= {"kernels": step.kernels, "compile_s": step.compile_s, **step.implementations.line()}
         step.start()
         ours = Cell.warm_up("ours", make_turn(step.step))
         take_turns([ours, theirs], rounds)

@@ -95,6 +95,7 @@ def compile_steps(
                 "model_flops": step.model_flops,
                 "kernels": step.kernels,
                 "config_hash": config_hash(dataclasses.asdict(config)),
+                **step.implementations.line(),
             },
         )
         log(f"{family} compiled in {step.compile_s:.1f} s, {step.peak_bytes / 1e6:,.0f} MB")

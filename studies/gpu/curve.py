@@ -20,6 +20,7 @@ import jax
 from benchmarks.lib.cell_lines import CellLines
 from benchmarks.lib.machine import machine, machines
 from benchmarks.lib.peaks import peak_flops
+from flash_lm.cli.compile_cache import keep_compiled
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
 from flash_lm.errors import NonfiniteError, Stopped
@@ -183,6 +184,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder to write")
     arguments = parser.parse_args(argv)
     size, end = REHEARSAL if arguments.rehearse else FULL, time.monotonic() + (arguments.seconds or math.inf)
+    keep_compiled()  # a trunk and its decays have one program
     about = machine()
     results = CellLines(arguments.out / "curve.jsonl", "run", "share", "split")
     trunks = make_trunks(arguments.models, arguments.data, size)
