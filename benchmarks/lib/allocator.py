@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Mapping
 
+from flash_lm.cli.huge_pages import user_environment
+
 # Else a step's arrays of gigabytes are returned to the system and come back page by page in the next step, which costs
 # PyTorch more than XLA. One arena: memory that one thread freed is there for the others.
 _KEPT = ("hugetlb=1", "arena_max=1", f"mmap_threshold={2**32}", f"trim_threshold={2**34}")
@@ -15,8 +17,9 @@ def keep_memory() -> None:
 
     glibc reads its settings only when a process starts. Settings of the user stay as they are, for both sides.
     """
-    if not chosen_settings(os.environ):
-        os.environ.update(SETTINGS)
+    if not chosen_settings(user := user_environment()):
+        os.environ.clear()
+        os.environ.update(user | SETTINGS)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -98,3 +98,5 @@ print(chosen_settings(dict(line.split("=", 1) for line in subprocess.check_outpu
     ours, theirs = run()
     assert ours == theirs and "trim_threshold" in ours and "hugetlb=1" in ours
     assert run(MALLOC_ARENA_MAX="2") == ["MALLOC_ARENA_MAX=2"] * 2
+    # A command of the package that starts the benchmark has huge pages: that is no choice of the user.
+    assert run(GLIBC_TUNABLES="glibc.malloc.hugetlb=1", FLASH_LM_HUGE_PAGES="1") == [ours] * 2
