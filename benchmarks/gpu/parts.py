@@ -7,6 +7,7 @@ from typing import NamedTuple
 SECONDS = "{seconds}"  # in a command: the seconds that its part has left when it starts
 # The Transformer's best form, ours, and the two kinds of state that the field trains: sums, and the delta rule.
 FAMILIES = "transformer_plus_plus flash linear_transformer gated_deltanet"
+_TEXTS = ("books", "wiki")  # each is long enough for the curve; the first that is there
 TRUNK = ("transformer_plus_plus", "flash")
 Words = list[str]
 
@@ -16,7 +17,7 @@ class Settings(NamedTuple):
 
     Attributes:
         out: folder of the results.
-        data: folder of the corpora; None: the texts that every machine has.
+        data: folder of the corpora, or of one; None: the texts that every machine has.
         python: interpreter with PyTorch and flash-linear-attention.
         rehearse: a hundredth of the size, on a CPU.
     """
@@ -52,12 +53,14 @@ class Part(NamedTuple):
 
 def curve(settings: Settings) -> list[Words]:
     """Perplexity against training time; the study has the models and budgets."""
-    return [["studies.gpu.curve", *_data(settings, "books"), *_study(settings, "curve")]]
+    there = [settings.data / name for name in _TEXTS if (settings.data / name).exists()] if settings.data else []
+    text = there[0] if there else settings.data
+    return [["studies.gpu.curve", *_data(text), *_study(settings, "curve")]]
 
 
 def fleet(settings: Settings) -> list[Words]:
     """Jobs left in the queue of the controls, each model's rates and seeds as one program."""
-    return [["studies.gpu.fleet", *_data(settings), *_study(settings, "fleet")]]
+    return [["studies.gpu.fleet", *_data(settings.data), *_study(settings, "fleet")]]
 
 
 def steps(settings: Settings) -> list[Words]:
@@ -133,8 +136,8 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-def _data(settings: Settings, corpus: str = "") -> Words:
-    return [f"--data={settings.data / corpus}"] if settings.data else []
+def _data(folder: pathlib.Path | None) -> Words:
+    return [f"--data={folder}"] if folder else []
 
 
 def _study(settings: Settings, name: str) -> Words:
