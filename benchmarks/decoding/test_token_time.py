@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from benchmarks.decoding import token_time
@@ -48,10 +49,25 @@ def test_decoding_by_context(tmp_path, monkeypatch, capsys):
 def test_cells_that_have_no_time_left_say_so(capsys):
     """Nothing of them is compiled: the engine only tells the size of its state."""
     engine = SimpleNamespace(state_bytes=lambda rows, context: rows * context)
-    models = [SimpleNamespace(family="flash", engine=engine)]
+    turn = {"tokens_per_turn": lambda tokens: tokens, "make_decode_turn": lambda *_: None}
+    models = [SimpleNamespace(family="flash", engine=engine, **turn)]
     kept: dict = {}
     keep = lambda lines: kept.update({(line["batch"], line["context"]): line for line in lines})
     token_time.measure(models, [64], [1, 2], 4, 1, 100, keep, lambda: True)  # type: ignore[arg-type]
     assert kept[1, 64]["does_not_fit"] and kept[2, 64]["does_not_fit"]
     token_time.measure(models, [64], [1, 2], 4, 1, None, keep, lambda: True)  # type: ignore[arg-type]
     assert [line["skipped"] for line in kept.values()] == ["the time was over"] * 2
+
+
+def test_a_cell_that_runs_out_of_memory_says_so():
+    """The state fits by its size, but not the arrays of a turn; the cells after it go on."""
+
+    def exhausted() -> float:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    assert token_time._compile("flash", exhausted, lambda: False) == (
+        None,
+        {"does_not_fit": "RESOURCE_EXHAUSTED: out of memory"},
+    )
+    cell, why = token_time._compile("flash", lambda: 5.0, lambda: False)
+    assert cell is not None and cell.warm_ms == 5 and why == {}

@@ -75,17 +75,16 @@ def measure(
             line = {"family": model.family, "context": context, "batch": rows}
             line["state_bytes"] = model.engine.state_bytes(rows, context)
             # Two states exist while the state is unstacked, in addition to the parameters.
-            does_not_fit = room is not None and SHARE * room < 2 * line["state_bytes"]
-            if does_not_fit or is_over():
-                why = {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"}
-                cells.append((line | (why if does_not_fit else {"skipped": "the time was over"}), None, 1, None))
+            if room is not None and SHARE * room < 2 * line["state_bytes"]:
+                cells.append((line | {"does_not_fit": f"{line['state_bytes'] / 1e9:.1f} GB of state"}, None, 1, None))
                 continue
             turn_tokens = model.tokens_per_turn(tokens)
-            decode = Cell.compile(model.family, model.make_decode_turn(rows, context, turn_tokens))
-            cells.append((line, decode, turn_tokens, model))
-            if model.family == CACHED and context <= RECOMPUTED_UP_TO and not is_over():
+            cell, why = _compile(model.family, model.make_decode_turn(rows, context, turn_tokens), is_over)
+            cells.append((line | why, cell, turn_tokens, model))
+            if model.family == CACHED and context <= RECOMPUTED_UP_TO:
                 line = line | {"family": RECOMPUTED, "state_bytes": 0}
-                cells.append((line, Cell.compile(RECOMPUTED, model.make_recompute_turn(rows, context)), 1, None))
+                cell, why = _compile(RECOMPUTED, model.make_recompute_turn(rows, context), is_over)
+                cells.append((line | why, cell, 1, None))
         copy_cell = Cell.compile("copy", copy)
 
         def keep_times(cells=cells, copy_cell=copy_cell) -> None:
@@ -94,6 +93,17 @@ def measure(
         keep_times()
         log = lambda text, of=f"batch {rows}, context {context}": print(f"{of}: {text}", flush=True)
         take_turns([copy_cell, *(cell for _, cell, _, _ in cells if cell)], rounds, log, keep_times)
+
+
+def _compile(name: str, turn: Callable[[], float], is_over: Callable[[], bool]) -> tuple[Cell | None, Line]:
+    """Returns a warm cell; or None, and why there is none: no time is left, or no memory."""
+    if is_over():
+        return None, {"skipped": "the time was over"}
+    try:
+        return Cell.compile(name, turn), {}
+    except jax.errors.JaxRuntimeError as error:
+        key = "does_not_fit" if "RESOURCE_EXHAUSTED" in str(error) else "failed"
+        return None, {key: str(error).splitlines()[0][:200]}
 
 
 def _line(line: Line, cell: Cell | None, turn_tokens: int, model: BareDecoding | None, copy: Cell) -> Line:

@@ -209,17 +209,20 @@ def race_line(name: str, shape: Shape, peer: subprocess.Popen | None, rounds: in
     """Returns a line with the times of both sides, or of ours alone and why they are not compared."""
     line: Line = {"core": name, "family": RACES[name].family, "shape": str(shape), **shape._asdict()}
     theirs, problem = None, "no interpreter for the peers: run `make peers`, or set --python"
-    if peer is not None:
-        try:
+    try:
+        if peer is not None:
             line |= ask(peer, {"about": name})
             line["distance"] = distance_from_theirs(name, shape, peer)
             problem = f"they differ by {line['distance']:.2g}, where {AGREES} is allowed"
             if line["distance"] <= AGREES:  # also false for NaN
                 ask(peer, {"build": name, "shape": list(shape), "calls": calls})
                 theirs = Cell.warm_up("theirs", lambda: ask(peer, {"turn": 1})["ms"])
-        except PeerError as error:
-            theirs, problem = None, str(error)
-    ours, about = time_ours(name, shape, calls)
+    except PeerError as error:
+        theirs, problem = None, f"theirs: {error}"
+    try:
+        ours, about = time_ours(name, shape, calls)
+    except jax.errors.JaxRuntimeError as error:  # such as no memory
+        return line | {"not_compared": f"ours: {error}".splitlines()[0][:200]}
     take_turns([ours, theirs] if theirs else [ours], rounds)
     line |= about | {"ours_ms": ours.median_ms / calls}
     peak = peak_flops(jax.devices()[0].device_kind, "bfloat16")
@@ -260,7 +263,7 @@ def main(argv: list[str]) -> None:
                 line = race_line(name, shape, peer, arguments.rounds, arguments.calls)
                 results.put(line | about)
                 said = f"{line['speedup']:.2f} times as fast" if "speedup" in line else line["not_compared"]
-                print(f"{name} at {shape}: ours {line['ours_ms']:.2f} ms, {said}", flush=True)
+                print(f"{name} at {shape}: {said}", flush=True)
     if left:
         print(f"not measured because of --seconds={arguments.seconds}: {', '.join(left)}")
     text = markdown_table([line | {"machine": machines([line])} for line in results.lines], COLUMNS)
