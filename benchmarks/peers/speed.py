@@ -18,11 +18,13 @@ import pathlib
 import subprocess
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from benchmarks.lib.allocator import chosen_settings, keep_memory
 from benchmarks.lib.bare_step import BareStep, step_config
 from benchmarks.lib.machine import machine, machines
+from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, peer_shape
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.huge_pages import user_environment
@@ -120,8 +122,11 @@ def compare(name: str, config: Config, peer: subprocess.Popen, rounds: int) -> L
         take_turns([ours, theirs], rounds)
     except PeerError as error:
         return line | {"not_compared": str(error)}
+    peak = peak_flops(jax.devices()[0].device_kind, config.model.dtype)
     for side, cell in (("ours", ours), ("peer", theirs)):
         line |= {f"{side}_ms": cell.median_ms, f"{side}_iqr_ms": cell.iqr_ms, f"{side}_turns": len(cell.times_ms)}
+        if peak:
+            line[f"{side}_peak_fraction"] = step.model_flops / (cell.median_ms / 1000) / peak
     return line | {"speedup": theirs.median_ms / ours.median_ms}
 
 

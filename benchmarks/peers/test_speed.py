@@ -41,6 +41,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     """A peer that has other parameters, cannot be built, or dies gets a line, and the others continue."""
     out = tmp_path / "out"
     monkeypatch.setattr(speed, "WORKER", tmp_path / "peer.py")
+    monkeypatch.setattr(speed, "peak_flops", lambda device, dtype: 1e12)
     speed.WORKER.write_text(FAKE_PEER)
     words = ["--config=configs/tiny.py", "--tokens_per_step=64", "--rounds=2", f"--python={sys.executable}", *SMALL]
     config = speed.load_config("configs/tiny.py", [*SMALL, "--config.data.vocab_size=300"])
@@ -57,6 +58,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     assert lines["flash_pytorch", 64]["not_compared"] == "ImportError: no such thing"
     assert all("speedup" not in line for line in lines.values() if "not_compared" in line)
     assert lines["sdpa", 16]["not_compared"]  # other parameters, or its end
+    assert compared["ours_peak_fraction"] / compared["peer_peak_fraction"] == pytest.approx(compared["speedup"])
     assert compared["peer_compiled"] is False and compared["peer_why_eager"] == "no compiler"
     printed = capsys.readouterr().out
     assert "flash_pytorch runs eagerly: no compiler" in printed
