@@ -13,6 +13,7 @@ from flash_lm.cli.types import count, local_path, parse_integers
 from flash_lm.errors import InputError
 
 Runs = Mapping[str, Mapping[str, Any]]  # what differs in each run, by name
+_ALL = 10**9  # more than the runs of any sweep
 
 
 def flags() -> argparse.ArgumentParser:
@@ -28,6 +29,15 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--tune", metavar="KEY", help="find the best value of a key, such as train.learning_rate")
     parser.add_argument("--budget", type=count, metavar="TOKENS", help="of the longest runs of --tune, such as 2M")
     parser.add_argument("--split", default="validation", choices=("validation", "test"), help="the split to score")
+    parser.add_argument(
+        "--vmap",
+        type=count,
+        nargs="?",
+        const=_ALL,
+        default=1,
+        metavar="N",
+        help="train up to N runs (default: all) that differ only in seed and train.learning_rate as one program",
+    )
     parser.add_argument("--lengths", default="", help="lengths to score, such as 512,1024; default: as trained")
     add_cache_flag(parser)
     return parser
@@ -95,7 +105,7 @@ def _score(
     from flash_lm.sweeps.grid import raise_failures, raise_stopped, run_study
 
     lengths = parse_integers(arguments.lengths, "--lengths") if arguments.lengths else []
-    failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths)
+    failures = run_study(config, runs, workdir, arguments.split, should_stop, lengths, arguments.vmap)
     text = write_comparison([workdir / name for name in runs], arguments.split, workdir)
     print(f"\n{text or 'no run has finished yet: run the same command again to continue'}")
     raise_stopped(should_stop)
@@ -108,7 +118,7 @@ def _tune(
     from flash_lm.report.tuning import write_tuning
     from flash_lm.sweeps.tuning import best_values, tune
 
-    lines = tune(config, runs, arguments.tune, arguments.budget, workdir, should_stop)
+    lines = tune(config, runs, arguments.tune, arguments.budget, workdir, should_stop, arguments.vmap)
     print(f"\n{write_tuning(lines, best_values(lines), workdir)}")
 
 

@@ -19,6 +19,7 @@ from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training.resolve import continue_run, normalize
 from flash_lm.training.sharding import check_batch, make_mesh
 from flash_lm.training.train_loop import train
+from flash_lm.training.vmapped_loop import check_vmapped, train_vmapped
 
 Changes = Mapping[str, Any]  # key of the config, such as model.chunks.size -> value
 Runs = Mapping[str, Changes]  # by name
@@ -112,6 +113,7 @@ def run_study(
     split: str,
     should_stop: Callable[[], bool],
     lengths: Sequence[int] = (),
+    vmap: int = 1,
 ) -> dict[str, str]:
     """Trains and evaluates each run in a folder of its name; finished runs are skipped, unfinished ones are resumed.
 
@@ -122,6 +124,7 @@ def run_study(
         split: the split to score.
         should_stop: called after every step and every run; when it returns true, the study stops where it is.
         lengths: row lengths to score; empty: the length of training.
+        vmap: most runs to train as one program, see `programs`.
 
     Returns:
         Why it failed, for each run that did: its loss became non-finite. The other runs still run.
@@ -133,28 +136,68 @@ def run_study(
     for name, changes in runs.items():
         if (folder := RunFolder(workdir / name)).holds_run():
             continue_run(normalize(apply_changes(config, changes)), folder)  # raises if it is another config's
+    groups = programs(config, runs, vmap)
+    for names in groups:
+        if len(names) > 1:
+            check_vmapped(parse(apply_changes(config, runs[names[0]])))
     # Train and score what is not done; a run with a non-finite loss does not stop the others.
-    failures = {}
-    for number, (name, changes) in enumerate(runs.items(), start=1):
+    failures, numbers = {}, {name: number for number, name in enumerate(runs, start=1)}
+    for names in groups:
         if should_stop():
             break
-        folder, run_config = workdir / name, apply_changes(config, changes)
-        parsed = parse(run_config)
-        # A run is done when it has been scored at all lengths after its last step.
-        asked = list(lengths) or [parsed.data.length]
-        if is_done(folder, split, parsed.train.steps, asked, parsed.train.stop_accuracy):
-            print(f"run {number} of {len(runs)}, {name}: already done", flush=True)
-            continue
-        print(f"run {number} of {len(runs)}, {name}", flush=True)
-        try:
-            train(run_config, folder, should_stop)
-        except NonfiniteError as error:
-            failures[name] = str(error)
-            print(f"{name} failed: {error}", flush=True)
-            continue
-        if not should_stop():
-            append_jsonl(folder / "results.jsonl", evaluate(folder, split, asked))
+        unfinished = {}
+        for name in names:
+            run_config = apply_changes(config, runs[name])
+            parsed = parse(run_config)
+            # A run is done when it has been scored at all lengths after its last step.
+            asked = list(lengths) or [parsed.data.length]
+            done = is_done(workdir / name, split, parsed.train.steps, asked, parsed.train.stop_accuracy)
+            print(f"run {numbers[name]} of {len(runs)}, {name}{': already done' if done else ''}", flush=True)
+            if not done:
+                unfinished[name] = run_config, asked
+        failed = _train({workdir / name: run_config for name, (run_config, _) in unfinished.items()}, should_stop)
+        for name, (_, asked) in unfinished.items():
+            folder = workdir / name
+            if folder in failed:
+                failures[name] = failed[folder]
+                print(f"{name} failed: {failed[folder]}", flush=True)
+            elif not should_stop():
+                append_jsonl(folder / "results.jsonl", evaluate(folder, split, asked))
     return failures
+
+
+def programs(config: ConfigDict, runs: Runs, most: int) -> list[list[str]]:
+    """Groups runs that differ only in `seed` and `train.learning_rate`: one program can train them together.
+
+    Args:
+        config: the config that all runs start from.
+        runs: how they differ.
+        most: most runs of a group.
+
+    Returns:
+        The names of the runs of each group, in the order of the runs.
+    """
+    if most == 1:
+        return [[name] for name in runs]
+    groups: dict[str, list[str]] = {}
+    for name, changes in runs.items():
+        alike = apply_changes(config, {**changes, "seed": 0, "train.learning_rate": 1.0})
+        groups.setdefault(alike.to_json(sort_keys=True), []).append(name)
+    # Without order between groups: a run that starts from another one differs from it in more keys, and so do all runs
+    # that are grouped with it.
+    return [names[i : i + most] for names in groups.values() for i in range(0, len(names), most)]
+
+
+def _train(configs: Mapping[pathlib.Path, ConfigDict], should_stop: Callable[[], bool]) -> dict[pathlib.Path, str]:
+    """Trains one run, or several as one program; returns why runs failed, by folder."""
+    if len(configs) > 1:
+        return train_vmapped(configs, should_stop)
+    for folder, config in configs.items():
+        try:
+            train(config, folder, should_stop)
+        except NonfiniteError as error:
+            return {folder: str(error)}
+    return {}
 
 
 def train_to_end(config: ConfigDict, folder: pathlib.Path, should_stop: Callable[[], bool]) -> None:

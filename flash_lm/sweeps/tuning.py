@@ -26,7 +26,13 @@ _FEWEST = 10  # steps of a run
 
 
 def tune(
-    config: ConfigDict, models: Runs, key: str, budget: int, workdir: pathlib.Path, should_stop: Callable[[], bool]
+    config: ConfigDict,
+    models: Runs,
+    key: str,
+    budget: int,
+    workdir: pathlib.Path,
+    should_stop: Callable[[], bool],
+    vmap: int = 1,
 ) -> list[Line]:
     """Tunes a key for each model; finished runs are not made again.
 
@@ -37,6 +43,7 @@ def tune(
         budget: tokens of a run of the last round.
         workdir: folder of the runs; tuning.jsonl has a line for each of them.
         should_stop: called after every step; when it returns true, tuning stops where it is.
+        vmap: most values of `train.learning_rate` to train as one program.
 
     Returns:
         A line for each run: model, round (from 1), tokens, key, value, and loss on the validation split, nats a
@@ -60,6 +67,7 @@ def tune(
             while exponents:
                 values = [_value(middle, exponent) for exponent in exponents]
                 shorter = {**changes, **_shorter(apply_changes(config, changes), budget, part)}
+                study = lambda runs: run_study(config, runs, workdir, "validation", should_stop, vmap=vmap)
                 results = _train_values(config, shorter, model, key, values, workdir, should_stop)
                 losses |= {
                     exponent: line.get("loss", math.inf) for exponent, line in zip(exponents, results, strict=True)

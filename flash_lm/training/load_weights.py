@@ -80,4 +80,4 @@ def read_weights(name: RunName, run: RunFolder, config: Config, saved_dtype: str
     )
     step, params, constants, facts = restore_params(name, run, abstract, abstract_constants)
     check_tokenizer(facts, tokenizer)
-    return Weights(step, config, tokenizer, model.replace_constants(constants), params, mesh, facts)
+    return Weights(step, config, tokenizer, model.replace_constants(jax.device_get(constants)), params, mesh, facts)

@@ -24,16 +24,18 @@ class MetricsWriter:
     With several hosts, only the first one writes.
     """
 
-    def __init__(self, workdir: pathlib.Path, *, step: int, steps: int):
+    def __init__(self, workdir: pathlib.Path, *, step: int, steps: int, name: str = "", bar: bool = True):
         """Opens the files to continue after `step`; lines of later steps and truncated lines are removed.
 
         Args:
             workdir: folder of the run.
             step: step that the run resumes from.
             steps: number of steps of the run.
+            name: put before each message, where several runs write.
+            bar: whether there is a progress line.
         """
         # metrics.jsonl; lines after the checkpoint will be written again.
-        self._path, first = workdir / "metrics.jsonl", is_first()
+        self._path, self._name, first = workdir / "metrics.jsonl", name, is_first()
         path = self._path
         if first:
             _truncate(path, step)
@@ -43,7 +45,7 @@ class MetricsWriter:
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), **options)
 
         # The progress line.
-        self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True, disable=not first)
+        self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True, disable=not (first and bar))
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:
         """Writes one line: {"step", "split", **values}."""
@@ -60,10 +62,10 @@ class MetricsWriter:
 
     def say(self, text: str) -> None:
         """Prints a line above the progress line."""
-        if self._bar.disable:
+        if not is_first():
             return
         try:
-            self._bar.write(text)
+            self._bar.write(f"{self._name}: {text}" if self._name else text)
         except OSError as error:
             if error.errno != errno.EIO:  # the terminal is closed, and the run is to be saved
                 raise

@@ -91,7 +91,7 @@ class Experiment(Setup):
 
     def replace_constants(self, constants: Params) -> "Experiment":
         """The same experiment with other constants of the model, such as those of a checkpoint."""
-        return dataclasses.replace(self, model=self.model.replace_constants(constants))
+        return dataclasses.replace(self, model=self.model.replace_constants(jax.device_get(constants)))
 
 
 def evaluation_rows(config: Config, corpus: Splits, split: str, length: int) -> Rows:

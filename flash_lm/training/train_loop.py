@@ -1,7 +1,6 @@
 """The training loop: start or resume, step, log, evaluate, save."""
 
 import contextlib
-import math
 import os
 import pathlib
 import time
@@ -13,24 +12,20 @@ from ml_collections import ConfigDict
 from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
-from flash_lm.data.splits import split_sizes
 from flash_lm.errors import InputError, RunError
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.hosts import StopOfAllHosts, check_same, gather_from_hosts, is_first
 from flash_lm.runs.lost_hosts import report_lost_host
-from flash_lm.runs.provenance import merge_provenance, provenance
 from flash_lm.training.checkpoint_write import Checkpoints
-from flash_lm.training.clock import Clock
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.metrics import MetricsWriter
-from flash_lm.training.nonfinite import NonfiniteSteps, Origin
+from flash_lm.training.nonfinite import Origin
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.resume import OpenRun, Start, find_start, open_run
-from flash_lm.training.rounding import rounding_warnings
+from flash_lm.training.run_log import RunLog, Scores
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.setup import Experiment, build_experiment
 from flash_lm.training.sharding import batch_sharding, check_batch, shard_batch
-from flash_lm.training.spikes import Spikes
 from flash_lm.training.validation import make_validation
 
 
@@ -82,13 +77,17 @@ def train(
         # Corpus, model, optimizer, mesh, and the shapes of the train state.
         experiment = build_experiment(run.config, run.known_corpus())
         validation = experiment.evaluation_rows("validation")
-        _check(experiment, run, validation, profile, debug_nonfinite)
+        if debug_nonfinite and experiment.config.train.carry_state:
+            raise InputError("--debug_nonfinite does not support train.carry_state=True: leave one of them out")
+        if profile:
+            check_span(profile, experiment.config.train.steps)
+        check_run(experiment, run, validation)
         stack.enter_context(jax.set_mesh(experiment.mesh))
 
         # The start. A new run makes its folder of checkpoints only when it begins, so that a refused one leaves none.
-        checkpoints = stack.enter_context(_checkpoints(run)) if run.newest is not None else None
+        checkpoints = stack.enter_context(open_checkpoints(run)) if run.newest is not None else None
         start = find_start(experiment, checkpoints, run)
-        if (end := _why_finished(start, run)) is not None:
+        if (end := why_finished(start, run)) is not None:
             if is_first():
                 print(f"{workdir}: {end}")
             return True
@@ -96,19 +95,19 @@ def train(
         # From here on the folder is written to.
         corpus = experiment.corpus
         run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
-        checkpoints = checkpoints or stack.enter_context(_checkpoints(run))
+        checkpoints = checkpoints or stack.enter_context(open_checkpoints(run))
         loop = _Loop(start, validation, run.folder.path, checkpoints, started_at, debug_nonfinite)
         return loop.run(should_stop, Profile(run.folder.path / "profile", profile))
 
 
-def _check(experiment: Experiment, run: OpenRun, validation: Rows, profile: Span | None, debug_nonfinite: bool) -> None:
-    """Checks that need the corpus or the devices, before anything is written."""
+def check_run(experiment: Experiment, run: OpenRun, validation: Rows) -> None:
+    """Checks what needs the corpus or the devices, before anything is written.
+
+    Raises:
+        InputError: a batch does not divide over the devices, hosts differ, or no token of the validation split counts.
+    """
     config, corpus = experiment.config, experiment.corpus
     check_batch(experiment.mesh, config.data.batch_size, config.train.accumulate)
-    if debug_nonfinite and config.train.carry_state:
-        raise InputError("--debug_nonfinite does not support train.carry_state=True: leave one of them out")
-    if profile:
-        check_span(profile, config.train.steps)
     # Hosts that differ in one of these would hang in their first exchange, or train on different data.
     check_same(
         config=run.resolved.record.to_dict(),
@@ -120,12 +119,13 @@ def _check(experiment: Experiment, run: OpenRun, validation: Rows, profile: Span
         raise InputError("no token of the validation split is a target: give more text, or raise data.masking.rate")
 
 
-def _checkpoints(run: OpenRun) -> Checkpoints:
+def open_checkpoints(run: OpenRun) -> Checkpoints:
+    """Opens the checkpoints of a run."""
     train = run.config.train
     return Checkpoints(run.folder.path, run=run.folder, keep=train.keep, best_metric=train.best_metric)
 
 
-def _why_finished(start: Start, run: OpenRun) -> str | None:
+def why_finished(start: Start, run: OpenRun) -> str | None:
     """Why the run has nothing left to train; None: it has steps left."""
     train = start.experiment.config.train
     if int(start.state.step) == train.steps:
@@ -136,7 +136,7 @@ def _why_finished(start: Start, run: OpenRun) -> str | None:
 
 
 class _Loop:
-    """The train state with its counters, and the loop `run`: step, log, evaluate, save."""
+    """The train state, and the loop `run`: step, log, evaluate, save."""
 
     def __init__(
         self,
@@ -148,82 +148,63 @@ class _Loop:
         debug_nonfinite: bool,
     ):
         # Constant during the run.
-        experiment, facts = start.experiment, start.facts
+        experiment = start.experiment
         self.start, self.experiment, self.config, self.share = start, experiment, experiment.config, start.share
         self.sharding = batch_sharding(experiment.mesh)
 
         # The compiled step, and which implementations it has got.
-        with recorded() as self.implementations:
+        with recorded() as implementations:
             self.compiled_step = CompiledStep(experiment)
 
-        # Saved in checkpoints.
-        now = provenance(jax.devices()[0].device_kind) | self.implementations.line()
-        self.code = merge_provenance(facts.get("code", {}), now)
+        # Saved in checkpoints; `log` has the counters.
         self.state, self.step = start.state, int(start.state.step)
-        self.clock = Clock(facts.get("train_seconds", 0.0))
-        self.nonfinite = NonfiniteSteps(experiment, facts.get("skipped_steps", 0))
-        self.spikes = Spikes(facts.get("loss_spikes", 0), facts.get("recent_losses", ()))
         self.batches = experiment.training_batches(self.share, self.step, start.stream_position)
-        self.reached: float | None = None  # the accuracy that ended training, see train.stop_accuracy
 
         # The functions and writers that work on the state.
-        self.validate = make_validation(experiment, validation_rows)
         self.origin = Origin(experiment) if debug_nonfinite else None
-        self.checkpoints = checkpoints
-        self.writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
+        writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
+        self.log = RunLog(start, make_validation(experiment, validation_rows), checkpoints, writer, implementations)
 
-        # Not logged yet: the number, metrics and batch of the last step, and the times since the last line.
+        # Not logged yet: the number, metrics and batch of the last step.
         self.pending: tuple | None = None
-        self.logged_step, self.logged_seconds = self.step, self.clock.seconds
         self.started_at: float | None = started_at  # None: the first step has been reported
-        self.first_step_s: float | None = None  # of this process, until it is logged
 
     def run(self, should_stop: Callable[[], bool], profile: Profile) -> bool:
         """Trains; returns whether the run has come to its end."""
         config, stops = self.config.train, StopOfAllHosts(should_stop)
-        with contextlib.closing(self.writer):
-            self._announce()
+        with contextlib.closing(self.log.writer):
+            self.log.announce(self.state)
             if self.start.message:  # save now: the parent may change or vanish later
                 self._save(None)
-                self.checkpoints.wait()
-            self.clock.start()
+                self.log.checkpoints.wait()
+            self.log.clock.start()
 
             stopping = False
-            while self.step < config.steps and not stopping and self.reached is None:
+            while self.step < config.steps and not stopping and self.log.reached is None:
                 # Train. The clock runs; everything else below pauses it, so that only steps are timed.
                 if profile.is_due(self.step):
                     with self._pause():
                         profile.start()
                 self._take_step()
-                stopping = stops(self.step, self.clock.seconds)
+                stopping = stops(self.step, self.log.clock.seconds)
 
                 # Write a trace whose last step is done.
                 last = self.step == config.steps
                 if profile.is_over(self.step) or (profile.on and (last or stopping)):
                     with self._pause():
                         profile.write()
-                    self.writer.say(
+                    self.log.writer.say(
                         f"step {self.step}: trace written to {profile.folder}, for TensorBoard or ui.perfetto.dev"
                     )
 
                 # Evaluate and save. A run that is asked to stop saves, but does not take the time to evaluate.
-                evaluates, saves = (last or _due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
+                evaluates, saves = (last or is_due(self.step, n) for n in (config.eval_every, config.checkpoint_every))
                 if evaluates or saves or stopping:
                     with self._pause():
-                        scores = self._evaluate() if evaluates else None
-                        if last and scores is not None:
-                            self.nonfinite.check_end(scores["loss"])
-                        if saves or stopping or self.reached is not None:
+                        scores = self.log.evaluate(self.step, self.state) if evaluates else None
+                        if saves or stopping or self.log.reached is not None:
                             self._save(scores)
-
-            # The end, or where the run was stopped.
-            if self.reached is not None:
-                self.writer.say(f"step {self.step}: train.stop_accuracy={config.stop_accuracy} is reached")
-            done = self.step == config.steps or self.reached is not None
-            if not done:
-                self.checkpoints.wait()
-                self.writer.say(f"stopped and saved at step {self.step}: run the same command to continue")
-            return done
+            return self.log.say_end(self.step)
 
     def _take_step(self) -> None:
         """Loads and shards a batch, dispatches one training step, then logs the step before while the device works."""
@@ -241,17 +222,17 @@ class _Loop:
     def _report_first_step(self, started_at: float) -> None:
         """Reports the time to the first step, which waits for the device once."""
         jax.block_until_ready(self.state)
-        self.first_step_s, self.started_at = time.perf_counter() - started_at, None
-        self.writer.say(f"first step done {self.first_step_s:.1f} s after the start")
+        self.log.first_step_s, self.started_at = time.perf_counter() - started_at, None
+        self.log.writer.say(f"first step done {self.log.first_step_s:.1f} s after the start")
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[None]:
         """Logs the pending step, waits for the device, and stops the training clock during the block."""
         self._log_pending()
         jax.block_until_ready(self.state)
-        self.clock.pause()
+        self.log.clock.pause()
         yield
-        self.clock.start()
+        self.log.clock.start()
 
     def _log_pending(self) -> None:
         if self.pending is not None:
@@ -266,107 +247,28 @@ class _Loop:
             with self._pause():
                 if jax.process_count() > 1:  # the other hosts are already in the next step
                     raise RunError(str(error)) from None
-                if self.checkpoints.newest() != self.step:
+                if self.log.checkpoints.newest() != self.step:
                     self._save(None)
                 again = "run the same command to continue"
                 raise RunError(f"{error}\nsaved at step {self.step}: {again}") from None
 
-    def _announce(self) -> None:
-        """Prints the model, the corpus, the start and warnings before the first step."""
-        model, data = self.config.model, self.config.data
-        corpus = self.experiment.corpus
-        count, devices = self.experiment.model.parameter_count(), jax.devices()
-        self.writer.say(
-            f"{model.label}: {count:,} parameters, {data.batch_size} x {data.length} tokens per step on {len(devices)} "
-            f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {self.step} of "
-            f"{self.config.train.steps}"
-        )
-        self.writer.say(split_sizes(corpus))
-        if self.start.message:
-            self.writer.say(self.start.message)
-        for part, sentences in self.implementations.items():
-            self.writer.say(f"{part}: {' and '.join(sentences)}")
-        for warning in rounding_warnings(self.config, self.state):
-            self.writer.say(warning)
-
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
-        """Logs a step: a skipped one as a message, every `log_every`-th as a line of metrics."""
         # Fetching the metrics waits for that step.
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not values.pop("finite"):
-            carries = self.config.train.carry_state
-            origin = (
-                "its carried state is reset" if carries else "use --debug_nonfinite to find the layer where it begins"
-            )
-            if self.origin is not None:  # the step has not changed the parameters
-                origin = self.origin.find(gradient_point(self.state.opt_state, self.state.params), step - 1, batch)
-            self.writer.say(self.nonfinite.record_skipped(step, values, origin))
-            return
+        origin = None
+        if self.origin is not None and not values["finite"]:  # the step has not changed the parameters
+            origin = self.origin.find(gradient_point(self.state.opt_state, self.state.params), step - 1, batch)
+        self.log.write(step, values, origin)
 
-        # The metrics, with the times of the steps since the last line.
-        self.spikes.update(values["loss"])
-        if step % self.config.train.log_every == 0:
-            seconds = self.clock.seconds
-            seconds_per_step = (seconds - self.logged_seconds) / (step - self.logged_step)
-            self.logged_step, self.logged_seconds = step, seconds
-            values |= {
-                "train_seconds": seconds,
-                "step_ms": 1000 * seconds_per_step,
-                "skipped_steps": self.nonfinite.skipped,
-            }
-            values["loss_spikes"] = self.spikes.count
-            values["tokens_per_second"] = self.config.data.batch_size * self.config.data.length / seconds_per_step
-            if self.first_step_s is not None:
-                values["first_step_s"], self.first_step_s = self.first_step_s, None
-            self.writer.write(step, "train", values)
-            self.writer.progress(step, loss=values["loss"], tokens_per_s=values["tokens_per_second"])
-        self.writer.progress(step)
-
-    def _evaluate(self) -> dict[str, float]:
-        """Scores the validation split, logs the scores, and checks whether the target accuracy is reached."""
-        # The parameters, and their average if there is one.
-        scores = self.validate(self.state.params)
-        if self.state.ema is not None:
-            averaged = self.validate(self.state.ema)
-            scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
-        self.writer.write(self.step, "validation", scores | {"train_seconds": self.clock.seconds})
-
-        # The message, and `train.stop_accuracy`.
-        loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
-        details = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
-        if (share := scores["split_share"]) < 1:
-            details += f", on {share:.1%} of the split"
-        self.writer.say(f"step {self.step}: validation loss {loss:.4f}, perplexity {scores['perplexity']:.2f}{details}")
-        goal = self.config.train.stop_accuracy
-        self.reached = accuracy if goal and accuracy >= goal else None
-        return scores
-
-    def _save(self, scores: dict[str, float] | None) -> None:
-        """Saves a checkpoint; `scores` of an evaluation at this step, so that it can be the best."""
-        # The log first: a checkpoint must not be newer than its log.
-        self.writer.flush()
-        # Metadata that a resume needs: identity of the corpus, clock, counters, code.
-        facts = {
-            "corpus": self.experiment.corpus.fingerprint,
-            "tokenizer": self.experiment.corpus.tokenizer.fingerprint,
-            "train_seconds": self.clock.seconds,
-            "skipped_steps": self.nonfinite.skipped,
-            "loss_spikes": self.spikes.count,
-            "recent_losses": self.spikes.recent,
-            "code": self.code,
-        }
-        if self.reached is not None:
-            facts["reached"] = self.reached
-        if "parent" in self.start.facts:
-            facts["parent"] = self.start.facts["parent"]
+    def _save(self, scores: Scores | None) -> None:
         # Each group of hosts reads its own part of a stream, and all positions are saved together.
+        places = {}
         if self.experiment.corpus.stream:
             positions = dict(gather_from_hosts([self.share.group, self.batches.state()]))
-            facts["places"] = [positions[group] for group in sorted(positions)]
-        # Only finite scores compete for the best checkpoint.
-        is_finite = scores is not None and all(map(math.isfinite, scores.values()))
-        self.checkpoints.save(self.step, self.state, facts, scores if is_finite else None)
+            places["places"] = [positions[group] for group in sorted(positions)]
+        self.log.save(self.step, self.state, scores, places)
 
 
-def _due(step: int, every: int) -> bool:
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps, or never (0), happens at this one."""
     return every > 0 and step % every == 0

@@ -108,10 +108,10 @@ class ModelFunction:
         return other
 
     def replace_constants(self, constants: Params) -> "ModelFunction":
-        """The same model with other constants, such as those of a checkpoint."""
+        """The same model with other constants, such as those of a checkpoint; they may be traced."""
         other = copy.copy(self)
         other._constants = jax.tree.map(lambda leaf: leaf, self._constants)
-        nnx.replace_by_pure_dict(other._constants, jax.device_get(constants))
+        nnx.replace_by_pure_dict(other._constants, constants)
         return other
 
     def traits(self) -> Traits:

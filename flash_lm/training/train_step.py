@@ -25,7 +25,7 @@ def make_train_step(
     model: ModelFunction,
     optimizer: optax.GradientTransformationExtraArgs,
     config: TrainConfig,
-    seed: int,
+    seed: jax.typing.ArrayLike,
     task: Task = NEXT_TOKEN,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
     """Makes the train step: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
@@ -39,7 +39,7 @@ def make_train_step(
         model: model to train.
         optimizer: from `make_optimizer`.
         config: number of microbatches, tokens in a slice of the loss.
-        seed: seed of dropout.
+        seed: seed of dropout; it may be traced.
         task: the task, which defines the loss.
 
     Returns:
@@ -107,7 +107,7 @@ def make_scheduled_step(
 
 
 def make_gradients(
-    model: ModelFunction, config: TrainConfig, seed: int, task: Task = NEXT_TOKEN
+    model: ModelFunction, config: TrainConfig, seed: jax.typing.ArrayLike, task: Task = NEXT_TOKEN
 ) -> Callable[..., tuple[Losses, Params, Carried]]:
     """Makes a function (params, step, batch, carried=None) -> (loss, penalties), gradient, carried.
 
@@ -172,7 +172,7 @@ def _accumulate(
     return losses, gradient, states and states.merge_microbatches()
 
 
-def microbatches(batch: Batch, count: int, seed: int, step: jax.Array) -> tuple[Batch, jax.Array]:
+def microbatches(batch: Batch, count: int, seed: jax.typing.ArrayLike, step: jax.Array) -> tuple[Batch, jax.Array]:
     """The microbatches of a step, stacked, and the dropout key of each."""
     key = _key(seed, step)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count)) if count > 1 else key[None]
@@ -202,5 +202,5 @@ def _all_finite(tree: Any) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 
 
-def _key(seed: int, step: jax.Array) -> jax.Array:
+def _key(seed: jax.typing.ArrayLike, step: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), step)

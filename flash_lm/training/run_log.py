@@ -1,0 +1,189 @@
+"""What a run counts, logs, scores and saves; the loops of one run and of several at once share it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from flash_lm.data.splits import split_sizes
+from flash_lm.runs.provenance import merge_provenance, provenance
+from flash_lm.training.checkpoint_write import Checkpoints
+from flash_lm.training.clock import Clock
+from flash_lm.training.metrics import MetricsWriter
+from flash_lm.training.nonfinite import NonfiniteSteps
+from flash_lm.training.resume import Start
+from flash_lm.training.rounding import rounding_warnings
+from flash_lm.training.spikes import Spikes
+from flash_lm.training.train_state import Params, TrainState
+
+Scores = dict[str, Any]
+
+
+class RunLog:
+    """The counters, metrics, scores and checkpoints of one run; the loop has its state.
+
+    Attributes:
+        clock: the time of training.
+        checkpoints: the run's checkpoints.
+        writer: the run's metrics, and its messages.
+        first_step_s: time from the start of the process to the end of its first step; None: unknown, or logged.
+        reached: the accuracy that ended training, see train.stop_accuracy.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        validate: Callable[[Params], Scores],
+        checkpoints: Checkpoints,
+        writer: MetricsWriter,
+        vmapped_runs: int = 1,
+    ):
+        """Continues the counters of the start.
+
+        Args:
+            start: the start of the run.
+            validate: from `make_validation`.
+            checkpoints: the run's checkpoints.
+            writer: the run's metrics.
+            vmapped_runs: number of runs that are trained by the same program.
+        """
+        # Constant during the run.
+        facts, self._start, self._config = start.facts, start, start.experiment.config
+        self._validate, self.checkpoints, self.writer = validate, checkpoints, writer
+        self._code = merge_provenance(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
+        self._vmapped_runs, self._most_vmapped = vmapped_runs, max(vmapped_runs, facts.get("vmapped_runs", 1))
+
+        # Saved in checkpoints.
+        self.clock = Clock(facts.get("train_seconds", 0.0))
+        self._nonfinite = NonfiniteSteps(start.experiment, facts.get("skipped_steps", 0))
+        self._spikes = Spikes(facts.get("loss_spikes", 0), facts.get("recent_losses", ()))
+        self.reached: float | None = None
+
+        # Not logged yet: the times since the last line.
+        self._logged_step, self._logged_seconds = int(start.state.step), self.clock.seconds
+        self.first_step_s: float | None = None
+
+    def announce(self, state: TrainState) -> None:
+        """Prints the model, the corpus, the start and warnings before the first step."""
+        model, data = self._config.model, self._config.data
+        experiment, devices = self._start.experiment, jax.devices()
+        corpus, count = experiment.corpus, experiment.model.parameter_count()
+        self.writer.say(
+            f"{model.label}: {count:,} parameters, {data.batch_size} x {data.length} tokens per step on {len(devices)} "
+            f"{devices[0].platform} device(s); corpus {corpus.name} {corpus.fingerprint[:12]}, step {state.step} of "
+            f"{self._config.train.steps}"
+        )
+        self.writer.say(split_sizes(corpus))
+        if self._start.message:
+            self.writer.say(self._start.message)
+        for warning in rounding_warnings(self._config, state):
+            self.writer.say(warning)
+
+    def write(self, step: int, values: dict[str, float], origin: str | None = None) -> None:
+        """Logs a step: a skipped one as a message, every `log_every`-th as a line of metrics.
+
+        Args:
+            step: number of the step.
+            values: its metrics.
+            origin: description of where the first non-finite number appeared; None: unknown.
+
+        Raises:
+            NonfiniteError: the run must end.
+        """
+        if not values.pop("finite"):
+            carries = self._config.train.carry_state
+            advice = (
+                "its carried state is reset" if carries else "use --debug_nonfinite to find the layer where it begins"
+            )
+            self.writer.say(self._nonfinite.record_skipped(step, values, origin or advice))
+            return
+
+        # The metrics, with the times of the steps since the last line.
+        self._spikes.update(values["loss"])
+        if step % self._config.train.log_every == 0:
+            seconds = self.clock.seconds
+            seconds_per_step = (seconds - self._logged_seconds) / (step - self._logged_step)
+            self._logged_step, self._logged_seconds = step, seconds
+            values |= {
+                "train_seconds": seconds,
+                "step_ms": 1000 * seconds_per_step,
+                "skipped_steps": self._nonfinite.skipped,
+            }
+            values["loss_spikes"] = self._spikes.count
+            values["tokens_per_second"] = self._config.data.batch_size * self._config.data.length / seconds_per_step
+            if self.first_step_s is not None:
+                values["first_step_s"], self.first_step_s = self.first_step_s, None
+            if self._vmapped_runs > 1:  # the times are those of all these runs together
+                values["vmapped_runs"] = self._vmapped_runs
+            self.writer.write(step, "train", values)
+            self.writer.progress(step, loss=values["loss"], tokens_per_s=values["tokens_per_second"])
+        self.writer.progress(step)
+
+    def evaluate(self, step: int, state: TrainState) -> Scores:
+        """Scores the validation split, logs the scores, and checks whether the target accuracy is reached.
+
+        Raises:
+            NonfiniteError: the last step was skipped, and the loss is not finite either.
+        """
+        # The parameters, and their average if there is one.
+        scores = self._validate(state.params)
+        if state.ema is not None:
+            averaged = self._validate(state.ema)
+            scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
+        self.writer.write(step, "validation", scores | {"train_seconds": self.clock.seconds})
+
+        # The message, and `train.stop_accuracy`.
+        loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
+        details = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"
+        if (share := scores["split_share"]) < 1:
+            details += f", on {share:.1%} of the split"
+        self.writer.say(f"step {step}: validation loss {loss:.4f}, perplexity {scores['perplexity']:.2f}{details}")
+        goal = self._config.train.stop_accuracy
+        self.reached = accuracy if goal and accuracy >= goal else None
+        if step == self._config.train.steps:
+            self._nonfinite.check_end(loss)
+        return scores
+
+    def save(self, step: int, state: TrainState, scores: Scores | None, more: dict[str, Any] | None = None) -> None:
+        """Saves a checkpoint.
+
+        Args:
+            step: number of steps done.
+            state: state to save.
+            scores: those of an evaluation at this step, so that it can be the best.
+            more: facts that only the loop knows.
+        """
+        # The log first: a checkpoint must not be newer than its log.
+        self.writer.flush()
+        # Metadata that a resume needs: identity of the corpus, clock, counters, code.
+        corpus = self._start.experiment.corpus
+        facts = {
+            "corpus": corpus.fingerprint,
+            "tokenizer": corpus.tokenizer.fingerprint,
+            "train_seconds": self.clock.seconds,
+            "skipped_steps": self._nonfinite.skipped,
+            "loss_spikes": self._spikes.count,
+            "recent_losses": self._spikes.recent,
+            "code": self._code,
+            **(more or {}),
+        }
+        if self.reached is not None:
+            facts["reached"] = self.reached
+        if self._most_vmapped > 1:
+            facts["vmapped_runs"] = self._most_vmapped
+        if "parent" in self._start.facts:
+            facts["parent"] = self._start.facts["parent"]
+        # Only finite scores compete for the best checkpoint.
+        is_finite = scores is not None and all(map(math.isfinite, scores.values()))
+        self.checkpoints.save(step, state, facts, scores if is_finite else None)
+
+    def say_end(self, step: int) -> bool:
+        """Says why training ends here; returns whether the run has come to its end, or else was stopped."""
+        if self.reached is not None:
+            self.writer.say(f"step {step}: train.stop_accuracy={self._config.train.stop_accuracy} is reached")
+        done = step == self._config.train.steps or self.reached is not None
+        if not done:
+            self.checkpoints.wait()
+            self.writer.say(f"stopped and saved at step {step}: run the same command to continue")
+        return done
