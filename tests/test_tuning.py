@@ -33,7 +33,7 @@ def synthetic_losses(monkeypatch):
     """Runs whose loss is a parabola in the logarithm of the rate; the best rate falls as tokens grow."""
     best, diverges, made = {}, {}, []
 
-    def run_study(config, runs, workdir, split, should_stop):
+    def run_study(config, runs, workdir, split, should_stop, vmap):
         failures = {}
         for name, changes in runs.items():
             family, rate, tokens = changes["model.family"], changes["train.learning_rate"], changes["train.tokens"]
@@ -70,9 +70,9 @@ def test_the_optimal_rate_is_selected(synthetic_losses, tmp_path, true):
 def test_shorter_runs_have_shorter_decays(synthetic_losses, tmp_path, monkeypatch):
     synthetic_losses[0]["flash"], asked, real = 3e-3, [], tuning.run_study
 
-    def record_decays(config, runs, *rest):
+    def record_decays(config, runs, *rest, **options):
         asked.extend((changes["train.tokens"], changes["train.decay_steps"]) for changes in runs.values())
-        return real(config, runs, *rest)
+        return real(config, runs, *rest, **options)
 
     monkeypatch.setattr(tuning, "run_study", record_decays)
     config = apply_changes(make_config(3e-3), {"train.schedule": "sqrt", "train.decay_steps": 20})

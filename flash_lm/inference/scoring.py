@@ -130,7 +130,7 @@ def _result(
         "train_seconds": facts["train_seconds"],
         **_speed(name.workdir / "metrics.jsonl"),
         **scores,
-        **{key: facts[key] for key in ("reached",) if key in facts},
+        **{key: facts[key] for key in ("reached", "vmapped_runs") if key in facts},
         "seed": config.seed,
         "config_hash": trained.folder.hash,
         **provenance(jax.devices()[0].device_kind),

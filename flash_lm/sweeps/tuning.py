@@ -67,8 +67,7 @@ def tune(
             while exponents:
                 values = [_value(middle, exponent) for exponent in exponents]
                 shorter = {**changes, **_shorter(apply_changes(config, changes), budget, part)}
-                study = lambda runs: run_study(config, runs, workdir, "validation", should_stop, vmap=vmap)
-                results = _train_values(config, shorter, model, key, values, workdir, should_stop)
+                results = _train_values(config, shorter, model, key, values, workdir, should_stop, vmap)
                 losses |= {
                     exponent: line.get("loss", math.inf) for exponent, line in zip(exponents, results, strict=True)
                 }
@@ -112,6 +111,7 @@ def _train_values(
     values: list[float],
     workdir: pathlib.Path,
     should_stop: Callable[[], bool],
+    vmap: int,
 ) -> list[Line]:
     """Trains a model at several values, and returns a line for each."""
     # Tokens are part of a run's name, so that rounds do not share folders.
@@ -119,7 +119,7 @@ def _train_values(
     names = [f"{model},{key}={value:g},tokens={tokens}" for value in values]
     runs = {name: {**changes, key: value} for name, value in zip(names, values, strict=True)}
     check_runs(config, runs)
-    failures = run_study(config, runs, workdir, "validation", should_stop)
+    failures = run_study(config, runs, workdir, "validation", should_stop, vmap=vmap)
     raise_stopped(should_stop)
     lines = []
     for name, value in zip(names, values, strict=True):

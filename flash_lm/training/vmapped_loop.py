@@ -70,8 +70,10 @@ def train_vmapped(
         failures = {}
         by_step = lambda member: int(member.start.state.step)
         for _, together in itertools.groupby(sorted(unfinished, key=by_step), by_step):
-            if not should_stop():
-                failures |= _Loop([*together], stack, started_at).run(should_stop)
+            loop = _Loop([*together], stack, started_at)
+            failures |= loop.run(should_stop)
+            if loop.stopping:
+                break
         return failures
 
 
@@ -110,7 +112,9 @@ class _Loop:
         experiments = [start.experiment for start in starts]
         self.config, self.step = experiments[0].config.train, int(starts[0].state.step)
         self.program = VmappedStep(experiments)
-        self.batches = [start.experiment.training_batches(start.share, self.step) for start in starts]
+        self.batches = [
+            start.experiment.training_batches(start.share, self.step, start.stream_position) for start in starts
+        ]
 
         # Models without constants share the compiled function that scores them.
         same = make_validation(experiments[0], members[0].validation)
@@ -132,6 +136,7 @@ class _Loop:
         self.failures: dict[pathlib.Path, str] = {}
         self.pending: tuple | None = None  # number and metrics of a step that is not logged yet
         self.started_at: float | None = started_at  # None: the first step has been reported
+        self.stopping = False
 
     def run(self, should_stop: Callable[[], bool]) -> dict[pathlib.Path, str]:
         """Trains; returns why runs failed, by folder."""
@@ -142,20 +147,19 @@ class _Loop:
                 self.logs[number].checkpoints.wait()
         self._start_clocks()
 
-        stopping = False
-        while self.step < self.config.steps and not stopping and self.active:
+        while self.step < self.config.steps and not self.stopping and self.active:
             self._take_step()
-            stopping = should_stop()
+            self.stopping = should_stop()
             # Evaluate and save, as a single run does.
             last = self.step == self.config.steps
             evaluates, saves = (
                 last or is_due(self.step, n) for n in (self.config.eval_every, self.config.checkpoint_every)
             )
-            if evaluates or saves or stopping:
+            if evaluates or saves or self.stopping:
                 with self._pause():
                     for number, log in [*self.active.items()]:
                         with self._catch(number):
-                            self._evaluate_and_save(number, log, evaluates, saves or stopping)
+                            self._evaluate_and_save(number, log, evaluates, saves or self.stopping)
         for log in self.active.values():
             log.say_end(self.step)
         return self.failures
@@ -163,7 +167,7 @@ class _Loop:
     def _take_step(self) -> None:
         """Dispatches one step of all runs, then logs the step before while the device works."""
         batches = [next(batches) for batches in self.batches]
-        self.states, metrics = self.program(self.states, self.step, batches)
+        self.states, metrics = self.program(self.states, batches)
         self.step += 1
         if self.started_at is not None:
             jax.block_until_ready(self.states)

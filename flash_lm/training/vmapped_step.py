@@ -45,9 +45,9 @@ class VmappedStep:
         self._program: Any = jitted.lower(abstract, batch, of_runs(jnp.float32), of_runs(jnp.uint32)).compile()
         self._batch_shardings = {name: x.sharding for name, x in batch.items()}
 
-        # The runs' rates, functions of the step alone, and their seeds; a key has 32 bits of a seed.
+        # The runs' rates, functions of the steps alone, and their seeds; a key has 32 bits of a seed.
         schedules = [learning_rate(setup.config.train) for setup in setups]
-        rates = lambda step: jnp.stack([jnp.float32(schedule(step)) for schedule in schedules])
+        rates = lambda steps: jnp.stack([jnp.float32(rate(step)) for rate, step in zip(schedules, steps, strict=True)])
         self._rates = jax.jit(rates, out_shardings=replicated)
         seeds = np.array([setup.config.seed % 2**32 for setup in setups], np.uint32)
         self._seeds = jax.device_put(seeds, replicated)
@@ -69,17 +69,16 @@ class VmappedStep:
         """The state of a single run, in the order of the setups."""
         return self._select(states, run)
 
-    def __call__(self, states: TrainState, step: int, batches: Sequence[Batch]) -> tuple[TrainState, Metrics]:
+    def __call__(self, states: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, Metrics]:
         """The states after the batches, and the metrics of `make_train_step`, each with an axis of runs.
 
         Args:
-            states: the states after `step` steps.
-            step: number of steps done.
+            states: the states, from `stack` or the step before.
             batches: the next batch of each run.
         """
         stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
         batch = jax.device_put(stacked, self._batch_shardings)
-        return self._program(states, batch, self._rates(step), self._seeds)
+        return self._program(states, batch, self._rates(states.step), self._seeds)
 
 
 def _add_axis(shapes: Any, count: int) -> Any:
