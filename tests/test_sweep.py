@@ -197,6 +197,30 @@ def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
     assert (out / "curves.png").exists()
 
 
+@pytest.mark.slow("trains two programs and a single run, and scores seven runs")
+def test_a_sweep_trains_seeds_and_rates_as_one_program(config, tmp_path, capsys):
+    """Also those of a search for a rate; the same command skips what is done."""
+    axes = ["--grid=seed=0,1", "--grid=train.learning_rate=1e-3,2e-3"]
+    words = ["--config=quickstart", *axes, f"--workdir={tmp_path / 'sweep'}", "--vmap", *override_flags(config)]
+    sweep.main(words)
+    capsys.readouterr()
+    runs = [f"seed={seed},learning_rate={rate}" for seed in (0, 1) for rate in ("1e-3", "2e-3")]
+    lines = [read_jsonl(tmp_path / "sweep" / name / "results.jsonl") for name in runs]
+    assert [line["vmapped_runs"] for (line,) in lines] == [4] * 4 and len({line["loss"] for (line,) in lines}) == 4
+    assert "runs at once" in (tmp_path / "sweep" / "table.md").read_text()
+    sweep.main(words)
+    assert capsys.readouterr().out.count("already done") == 4
+    # A search: five rates in the first round, and so on.
+    search = ["--tune=train.learning_rate", "--budget=10240", f"--workdir={tmp_path / 'search'}", "--vmap=3"]
+    flags = [flag for flag in override_flags(config) if "train.steps" not in flag]
+    sweep.main(["--config=quickstart", *search, *flags])
+    lines = read_jsonl(tmp_path / "search" / "tuning.jsonl")
+    together = [
+        read_jsonl(tmp_path / "search" / line["run"] / "results.jsonl")[0].get("vmapped_runs") for line in lines
+    ]
+    assert together[:5] == [3, 3, 3, 2, 2] and all(line["loss"] > 0 for line in lines)
+
+
 def test_a_sweep_keeps_out_of_a_run(config, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError, match="a single run"):

@@ -18,7 +18,8 @@ def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str 
     """Writes table.md and curves.png with their figures, results.jsonl and validation.jsonl.
 
     A table has only results of the same text, task and row length, the best first. Runs on examples with an accuracy
-    also get accuracy.png, and the table gives the step from which a run gets nearly all examples right.
+    also get accuracy.png, and the table gives the step from which a run gets nearly all examples right. Where runs were
+    trained as one program (`sweep --vmap`), table and title say so: their times are those of all of them.
 
     Args:
         runs: the runs' names; runs that have not been evaluated are left out.
@@ -38,9 +39,10 @@ def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str 
     for line in results:
         if (step := _solved_at(names[line["run"]].workdir, line)) is not None:
             line["solved_at"] = step
-    solved = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}")} if any("solved_at" in x for x in results) else {}
+    optional = {f"{SOLVED:.0%} from step": ("solved_at", "{:,}"), "runs at once": ("vmapped_runs", "{:,}")}
+    more = {heading: x for heading, x in optional.items() if any(x[0] in line for line in results)}
     groups = {key: list(lines) for key, lines in itertools.groupby(results, group)}
-    columns = lambda lines: {**(LABELLED if _has_label_scores(lines[0]) else RUNS), **solved}
+    columns = lambda lines: {**(LABELLED if _has_label_scores(lines[0]) else RUNS), **more}
     text = "\n\n".join(
         f"{_title(key)}, {split} split\n\n{markdown_table(lines, columns(lines))}" for key, lines in groups.items()
     )
@@ -48,7 +50,8 @@ def write_comparison(runs: Sequence[Run], split: str, out: pathlib.Path) -> str 
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_jsonl(out / "results.jsonl", results)
-    write_curves(runs, results, out, "; ".join(map(_title, groups)))
+    at_once = ["seconds of several runs at once"] if any("vmapped_runs" in line for line in results) else []
+    write_curves(runs, results, out, "; ".join([*map(_title, groups), *at_once]))
     return text
 
 

@@ -52,7 +52,9 @@ class RunLog:
         facts, self._start, self._config = start.facts, start, start.experiment.config
         self._validate, self.checkpoints, self.writer = validate, checkpoints, writer
         self._code = merge_provenance(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
-        self._vmapped_runs, self._most_vmapped = vmapped_runs, max(vmapped_runs, facts.get("vmapped_runs", 1))
+        # The times of a program that trains several runs are those of all of them; a line that has them says so.
+        self._together = {"vmapped_runs": vmapped_runs} if vmapped_runs > 1 else {}
+        self._most_together = max(vmapped_runs, facts.get("vmapped_runs", 1))
 
         # Saved in checkpoints.
         self.clock = Clock(facts.get("train_seconds", 0.0))
@@ -114,9 +116,7 @@ class RunLog:
             values["tokens_per_second"] = self._config.data.batch_size * self._config.data.length / seconds_per_step
             if self.first_step_s is not None:
                 values["first_step_s"], self.first_step_s = self.first_step_s, None
-            if self._vmapped_runs > 1:  # the times are those of all these runs together
-                values["vmapped_runs"] = self._vmapped_runs
-            self.writer.write(step, "train", values)
+            self.writer.write(step, "train", values | self._together)
             self.writer.progress(step, loss=values["loss"], tokens_per_s=values["tokens_per_second"])
         self.writer.progress(step)
 
@@ -131,7 +131,7 @@ class RunLog:
         if state.ema is not None:
             averaged = self._validate(state.ema)
             scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
-        self.writer.write(step, "validation", scores | {"train_seconds": self.clock.seconds})
+        self.writer.write(step, "validation", scores | {"train_seconds": self.clock.seconds} | self._together)
 
         # The message, and `train.stop_accuracy`.
         loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
@@ -170,8 +170,8 @@ class RunLog:
         }
         if self.reached is not None:
             facts["reached"] = self.reached
-        if self._most_vmapped > 1:
-            facts["vmapped_runs"] = self._most_vmapped
+        if self._most_together > 1:
+            facts["vmapped_runs"] = self._most_together
         if "parent" in self._start.facts:
             facts["parent"] = self._start.facts["parent"]
         # Only finite scores compete for the best checkpoint.

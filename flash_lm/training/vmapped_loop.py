@@ -95,9 +95,10 @@ class _Member:
 
 def _open(stack: contextlib.ExitStack, folder: pathlib.Path, config: ConfigDict) -> _Member:
     run = stack.enter_context(open_run(folder, config))
-    experiment = build_experiment(run.config, run.known_corpus())
+    check_vmapped(run.config)
+    without_kernels = dataclasses.replace(run.config.model, kernels="xla")  # `auto` chooses them on accelerators
+    experiment = build_experiment(dataclasses.replace(run.config, model=without_kernels), run.known_corpus())
     validation = experiment.evaluation_rows("validation")
-    check_vmapped(experiment.config)
     check_run(experiment, run, validation)
     stack.enter_context(jax.set_mesh(experiment.mesh))
     checkpoints = stack.enter_context(open_checkpoints(run)) if run.newest is not None else None

@@ -147,8 +147,7 @@ def assert_close_lines(actual, expected):
     assert len(actual) == len(expected) > 12
     for line, single in zip(actual, expected, strict=True):
         line = dict(line)
-        if single["split"] == "train":
-            assert line.pop("vmapped_runs") == len(MEMBERS)
+        assert line.pop("vmapped_runs") == len(MEMBERS)
         assert line.keys() == single.keys() and line["split"] == single["split"]
         for key in single.keys() - {"split"}:
             assert np.isclose(line[key], single[key], rtol=1e-5), key
