@@ -99,6 +99,15 @@ def test_a_comparison_shows_both_runs_of_the_same_folder_name(tmp_path):
     assert list(labels([runs[0], f"{tmp_path}/b/../a/flash"]))  # the same one, written in two ways
 
 
+def test_a_table_says_which_runs_were_trained_at_once(tmp_path):
+    """Their times are those of several runs. Without such a run there is no column."""
+    runs = [scored_run(tmp_path / "together", {"vmapped_runs": 4}), scored_run(tmp_path / "alone", {})]
+    rows = [row.split("|") for row in write_comparison(runs, "test", tmp_path / "out").splitlines() if "|" in row]
+    at = [cell.strip() for cell in rows[0]].index("runs at once")
+    assert {row[1].strip(): row[at].strip() for row in rows[2:]} == {"together": "4", "alone": ""}
+    assert "at once" not in write_comparison(runs[1:], "test", tmp_path / "out")
+
+
 def test_scores_of_different_rows_or_texts_are_not_ranked(tmp_path):
     runs = [
         scored_run(tmp_path / "long", {"length": 16, "trained_length": 16, "bits_per_byte": 1.0}),

@@ -175,6 +175,7 @@ def test_an_interrupted_program_continues_as_if_uninterrupted(config, trained, t
         assert_same_state(config, tmp_path / name, trained / name)
 
 
+@pytest.mark.slow("trains two programs and two single runs")
 def test_a_member_continues_alone_and_the_others_without_it(config, trained, tmp_path):
     train_members(config, tmp_path, stop_after(5))
     alone = apply_changes(config, MEMBERS["b"])
@@ -214,6 +215,7 @@ def test_a_skipped_step_of_a_member_is_its_own(config, trained, tmp_path, poison
         assert_same_state(config, tmp_path / name, trained / name)
 
 
+@pytest.mark.slow("trains three runs")
 def test_a_member_that_fails_does_not_end_the_others(config, trained, tmp_path, poison):
     poison.extend(range(6, 13))
     failures = train_members(config, tmp_path)
@@ -247,3 +249,61 @@ def test_runs_that_differ_only_in_seed_and_rate_are_one_program(config):
     assert programs(config, runs, 8) == [["wide_a", "wide_b", "wide_c"], ["a", "b", "c"]]
     assert programs(config, runs, 2) == [["wide_a", "wide_b"], ["wide_c"], ["a", "b"], ["c"]]
     assert programs(config, runs, 1) == [[name] for name in runs]
+
+
+_OPTIONS = {
+    "averaged": {"train.ema": 0.9, "train.log_groups": True, "train.z_loss": 1e-3},
+    "accumulated": {"train.accumulate": 2, "data.tokens_per_batch": 512},
+    "carried": {"model.family": "retnet", "train.carry_state": True},
+    "masked": {"task": "masked_lm"},
+    "unrolled": {"model.num_layers": 2, "model.scan_layers": False, "model.remat": "full"},
+    "schedule_free": {"train.optimizer": "schedule_free_adamw", "train.freeze": ("embedding",)},
+    "adafactor": {"train.optimizer": "adafactor", "train.clip_mode": "parameter"},
+    "muon": {"train.optimizer": "muon"},
+}
+
+
+@pytest.mark.slow("trains four runs")
+@pytest.mark.parametrize("options", _OPTIONS.values(), ids=_OPTIONS)
+def test_options_of_training_hold_for_each_member(config, tmp_path, options):
+    config = apply_changes(config, options)
+    train_members(config, tmp_path / "together")
+    for name, changes in MEMBERS.items():
+        train(apply_changes(config, changes), tmp_path / name)
+        lines, single = (
+            {(line["step"], line["split"]): line for line in figures(folder)}
+            for folder in (tmp_path / "together" / name, tmp_path / name)
+        )
+        assert lines.keys() == single.keys()
+        for key, line in single.items():
+            losses = [field for field in line if "loss" in field]
+            np.testing.assert_allclose([lines[key][x] for x in losses], [line[x] for x in losses], rtol=1e-6)
+
+
+@pytest.mark.slow("trains three runs")
+def test_a_member_that_reaches_its_accuracy_is_done(config, trained, tmp_path):
+    """The others go on, and none of them is trained again."""
+    goal = apply_changes(config, {"train.stop_accuracy": 0.15})
+    train_members(goal, tmp_path)
+    accuracies = {
+        name: [x["accuracy"] for x in figures(trained / name) if x["split"] == "validation"] for name in MEMBERS
+    }
+    steps = {name: 4 * next((i for i, x in enumerate(of, start=1) if x >= 0.15), 3) for name, of in accuracies.items()}
+    assert len(set(steps.values())) > 1
+    assert {name: figures(tmp_path / name)[-1]["step"] for name in MEMBERS} == steps
+    before = {name: figures(tmp_path / name) for name in MEMBERS}
+    train_members(goal, tmp_path)
+    assert {name: figures(tmp_path / name) for name in MEMBERS} == before
+
+
+@pytest.mark.slow("trains four runs")
+def test_branches_of_a_run_are_trained_together(config, trained, tmp_path):
+    config = apply_changes(config, {"train.branch_from": str(trained / "a"), "train.steps": 16})
+    rates = {"x": {"train.learning_rate": 1e-3}, "y": {"train.learning_rate": 3e-3}}
+    configs = {name: apply_changes(config, changes) for name, changes in rates.items()}
+    train_vmapped({tmp_path / name: changed for name, changed in configs.items()}, lambda: False)
+    for name, changed in configs.items():
+        train(changed, tmp_path / "alone" / name)
+        lines, single = (figures(folder / name) for folder in (tmp_path, tmp_path / "alone"))
+        assert [line["step"] for line in lines] == [line["step"] for line in single] == [13, 14, 15, 16, 16]
+        np.testing.assert_allclose([x["loss"] for x in lines], [x["loss"] for x in single], rtol=1e-6)
