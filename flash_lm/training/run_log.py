@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from flash_lm.data.splits import split_sizes
+from flash_lm.ops.implementations import Implementations
 from flash_lm.runs.provenance import merge_provenance, provenance
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.clock import Clock
@@ -37,6 +38,7 @@ class RunLog:
         validate: Callable[[Params], Scores],
         checkpoints: Checkpoints,
         writer: MetricsWriter,
+        implementations: Implementations,
         vmapped_runs: int = 1,
     ):
         """Continues the counters of the start.
@@ -46,12 +48,15 @@ class RunLog:
             validate: from `make_validation`.
             checkpoints: the run's checkpoints.
             writer: the run's metrics.
+            implementations: those of the compiled step.
             vmapped_runs: number of runs that are trained by the same program.
         """
         # Constant during the run.
         facts, self._start, self._config = start.facts, start, start.experiment.config
         self._validate, self.checkpoints, self.writer = validate, checkpoints, writer
-        self._code = merge_provenance(facts.get("code", {}), provenance(jax.devices()[0].device_kind))
+        self._implementations = implementations
+        now = provenance(jax.devices()[0].device_kind) | implementations.line()
+        self._code = merge_provenance(facts.get("code", {}), now)
         # The times of a program that trains several runs are those of all of them; a line that has them says so.
         self._together = {"vmapped_runs": vmapped_runs} if vmapped_runs > 1 else {}
         self._most_together = max(vmapped_runs, facts.get("vmapped_runs", 1))
@@ -79,6 +84,8 @@ class RunLog:
         self.writer.say(split_sizes(corpus))
         if self._start.message:
             self.writer.say(self._start.message)
+        for part, sentences in self._implementations.items():
+            self.writer.say(f"{part}: {' and '.join(sentences)}")
         for warning in rounding_warnings(self._config, state):
             self.writer.say(warning)
 

@@ -14,6 +14,7 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.registry import TASKS
 from flash_lm.data.packing import Rows
 from flash_lm.errors import InputError, NonfiniteError
+from flash_lm.ops.implementations import recorded
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.resume import OpenRun, Start, find_start, open_run
@@ -22,6 +23,9 @@ from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import check_run, is_due, open_checkpoints, why_finished
 from flash_lm.training.validation import make_validation
 from flash_lm.training.vmapped_step import VmappedStep
+
+# Values of keys of the model that no kernel serves; the first is what `auto` means here, also on accelerators.
+_COMPILED_BY_XLA = {"kernels": ("xla",), "quadratic.implementation": ("blocked", "plain")}
 
 
 def check_vmapped(config: Config) -> None:
@@ -34,8 +38,11 @@ def check_vmapped(config: Config) -> None:
         raise InputError("--vmap trains runs on one host, and this sweep has several: leave --vmap out")
     if config.data.streaming:
         raise InputError("--vmap needs a corpus that is not streamed: leave --vmap out, or set data.streaming=false")
-    if config.model.kernels == "pallas":
-        raise InputError("--vmap trains without Pallas kernels: leave --vmap out, or set model.kernels=xla")
+    for key, allowed in _COMPILED_BY_XLA.items():
+        if (value := config.model.get(key)) not in ("auto", *allowed):
+            raise InputError(
+                f"--vmap trains without kernels, but got model.{key}={value}: leave --vmap out, or set model.{key}=auto"
+            )
 
 
 def train_vmapped(
@@ -96,8 +103,10 @@ class _Member:
 def _open(stack: contextlib.ExitStack, folder: pathlib.Path, config: ConfigDict) -> _Member:
     run = stack.enter_context(open_run(folder, config))
     check_vmapped(run.config)
-    without_kernels = dataclasses.replace(run.config.model, kernels="xla")  # `auto` chooses them on accelerators
-    experiment = build_experiment(dataclasses.replace(run.config, model=without_kernels), run.known_corpus())
+    model = run.config.model
+    for key, (value, *_) in _COMPILED_BY_XLA.items():
+        model = model.put(key, value) if model.get(key) == "auto" else model
+    experiment = build_experiment(dataclasses.replace(run.config, model=model), run.known_corpus())
     validation = experiment.evaluation_rows("validation")
     check_run(experiment, run, validation)
     stack.enter_context(jax.set_mesh(experiment.mesh))
@@ -112,7 +121,8 @@ class _Loop:
         starts = [member.start for member in members]
         experiments = [start.experiment for start in starts]
         self.config, self.step = experiments[0].config.train, int(starts[0].state.step)
-        self.program = VmappedStep(experiments)
+        with recorded() as implementations:
+            self.program = VmappedStep(experiments)
         self.batches = [
             start.experiment.training_batches(start.share, self.step, start.stream_position) for start in starts
         ]
@@ -127,7 +137,7 @@ class _Loop:
             steps = self.config.steps
             writer = MetricsWriter(path, step=self.step, steps=steps, name=path.name, bar=is_first)
             stack.enter_context(contextlib.closing(writer))
-            self.logs.append(RunLog(member.start, validate, checkpoints, writer, len(members)))
+            self.logs.append(RunLog(member.start, validate, checkpoints, writer, implementations, len(members)))
         self.messages = [start.message for start in starts]
         self.folders = [member.run.folder.path for member in members]
         self.states = self.program.stack([start.state for start in starts])

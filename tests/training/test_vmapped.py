@@ -230,7 +230,8 @@ def test_a_member_that_fails_does_not_end_the_others(config, trained, tmp_path, 
     ("changes", "message"),
     [
         ({"data.corpus": "hf", "data.streaming": True}, "--vmap needs a corpus that is not streamed.*streaming=false"),
-        ({"model.kernels": "pallas"}, "--vmap trains without Pallas kernels.*model.kernels=xla"),
+        ({"model.kernels": "pallas"}, "--vmap trains without kernels, but got model.kernels=pallas.*kernels=auto"),
+        ({"model.quadratic.implementation": "cudnn"}, "without kernels, but got model.quadratic.implementation=cudnn"),
     ],
 )
 def test_what_cannot_be_trained_together_is_refused_before_anything_is_written(config, tmp_path, changes, message):
