@@ -84,6 +84,10 @@ def test_every_key_that_differs_from_its_default_identifies_a_run():
     for name, value in (("model.query_key_norm", True), ("data.mqar.words", 99), ("train.steps", 7), ("seed", 1)):
         assert identifying_keys(flat | {name: value}) == {name: value}
     assert identifying_keys({**flat, "model.tie_embeddings": 1})  # not True
+    # Implementations of the same attention make the same run; before `auto` was the default, `blocked` was.
+    name = "model.quadratic.implementation"
+    assert identifying_keys(flat | {name: "blocked"}) == {}
+    assert identifying_keys(flat | {name: "plain"}) == {name: "plain"}
     assert identifying_keys({"of.a.plugin": 1}) == {"of.a.plugin": 1}
 
 

@@ -7,7 +7,8 @@ from flash_lm.config.keys import SECTIONS, Group, above, at_least, fraction, key
 from flash_lm.config.registry import FAMILIES, HEADS
 
 DTYPES = ("float32", "bfloat16")
-KERNEL_GROUP = "flash_lm.kernels"  # entry points of packages that bring kernels
+KERNELS = ("auto", "xla", "pallas")
+KERNEL_GROUP = "flash_lm.kernels"  # entry points of packages that bring more
 _MOST_TAPS = 64  # of a short convolution, each of which is a copy of the input
 
 
@@ -26,10 +27,10 @@ def _normalizer(x: str) -> str | None:
 
 
 def _kernels(x: str) -> str | None:
-    if x in ("auto", "xla", "pallas"):
+    if x in KERNELS:
         return None
     installed = sorted(importlib.metadata.entry_points(group=KERNEL_GROUP).names)
-    return None if x in installed else f"one of {', '.join(('auto', 'xla', 'pallas', *installed))}"
+    return None if x in installed else f"one of {', '.join((*KERNELS, *installed))}, or install its package"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

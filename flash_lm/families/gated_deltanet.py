@@ -25,7 +25,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.decayed_core import first_rates, first_steps, from_either_end
 from flash_lm.layers.dense import Dense, Output
-from flash_lm.layers.kernel_packages import served_core
+from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
@@ -61,7 +61,7 @@ class DeltaCore(PlainCore):
         """Chunkwise form over full sequences, for training: outputs B×H×L×E."""
 
         def mix(by: DeltaInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
-            out = served_core(self.kernels, "delta_rule", tuple(by), v, runs_BxL)
+            out = compute_by_package(self.kernels, "delta_rule", tuple(by), v, runs_BxL)
             return delta_rule(by, v, runs_BxL, chunk_size=self.chunk_size) if out is None else out
 
         return from_either_end(mix, by, v, context)

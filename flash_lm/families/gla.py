@@ -25,7 +25,7 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.decayed_core import from_either_end
 from flash_lm.layers.dense import Dense, Output
-from flash_lm.layers.kernel_packages import served_core
+from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
@@ -56,7 +56,7 @@ class GatedCore(PlainCore):
         """B×H×L×E."""
 
         def mix(by: GatedInputs, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
-            out = served_core(self.kernels, "gated_sums", tuple(by), v, runs_BxL)
+            out = compute_by_package(self.kernels, "gated_sums", tuple(by), v, runs_BxL)
             return gated_sums(by, v, runs_BxL, chunk_size=self.chunk_size) if out is None else out
 
         return from_either_end(mix, by, v, context)

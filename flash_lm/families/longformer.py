@@ -31,7 +31,7 @@ from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.ops import banded_softmax as ops
 from flash_lm.ops.banded_softmax import SoftmaxPart
-from flash_lm.ops.fused_attention import FUSED, fused_attention
+from flash_lm.ops.fused_attention import LIBRARIES, fused_attention
 from flash_lm.ops.gather_tokens import index_chosen
 from flash_lm.ops.implementations import report
 from flash_lm.ops.kv_cache import (
@@ -249,7 +249,7 @@ class WindowCore(PlainCore):
             report(PART, "bands of blocks, for global tokens, dilation or windows that differ by layer")
             return None
         name = choose_softmax(self.implementation, q, k, v, *mask, otherwise="bands of blocks")
-        return name if name in FUSED else None
+        return name if name in LIBRARIES else None
 
     def _near(
         self, by: WindowInputs, k: jax.Array, v: jax.Array, key_span: Callable[[jax.Array], KeySpan]

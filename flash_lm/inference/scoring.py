@@ -97,12 +97,11 @@ def evaluate(
     results = []
     is_partial = first or not task.of_each_token
     text = None if is_partial or not isinstance(corpus, TokenizedCorpus) else corpus.splits[split]
-    with recorded() as implementations:
-        for length, scores in _score_lengths(trained, lengths, score):
-            if text is not None and text.bytes and "slice" not in scores:
-                scores |= _text_scores(scores["nll"], text)
-            results.append(_result(trained, name, corpus, split, length, scores))
-    return [result | implementations.line() for result in results]
+    for length, scores in _score_lengths(trained, lengths, score):
+        if text is not None and text.bytes and "slice" not in scores:
+            scores |= _text_scores(scores["nll"], text)
+        results.append(_result(trained, name, corpus, split, length, scores))
+    return results
 
 
 def _result(
@@ -139,12 +138,15 @@ def _result(
 
 
 def _score_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields each length with each of its results; the number of tokens per batch is that of training."""
+    """Yields each length with each of its results; the number of tokens per batch is that of training.
+
+    Results name the implementations that their length has got.
+    """
     batch_tokens = trained.config.data.tokens_per_batch // trained.config.train.accumulate
     for length in lengths:
-        with jax.set_mesh(trained.mesh):
+        with jax.set_mesh(trained.mesh), recorded() as implementations:
             results = score(length, max(1, batch_tokens // length))
-        yield from ((length, scores) for scores in results)
+        yield from ((length, scores | implementations.line()) for scores in results)
 
 
 def _check_arguments(

@@ -10,7 +10,7 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Memory
 from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.layers.sublayer import State
-from flash_lm.ops.fused_attention import FUSED, fused_attention
+from flash_lm.ops.fused_attention import LIBRARIES, fused_attention
 from flash_lm.ops.linear_attention import append_ones, elu_plus_one, ratio
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import quadratic_attention
@@ -64,7 +64,7 @@ class PairsCore(nnx.Module):
 
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
         """See `CrossCore`."""
-        return self._attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, memory.key_span(), memory.structure())
+        return self._attend(q_BxHxLxK, k_BxHxMxK, v_BxHxMxE, memory.key_span(), memory.structure(), trains=True)
 
     def init_state(self, batch: int, heads: int, length: int, key_width: int, value_width: int) -> HeldPairs:
         """See `CrossCore`."""
@@ -84,7 +84,9 @@ class PairsCore(nnx.Module):
         q = q_BxHxLxK.astype(state.key_BxHxMxK.dtype)
         key_span = KeySpan(zeros_BxL, zeros_BxL, stop_BxL)
         structure = MaskStructure(causal=False, lengths=state.lengths_B)
-        return self._attend(q, state.key_BxHxMxK, state.value_BxHxMxE, key_span, structure).astype(q_BxHxLxK.dtype)
+        return self._attend(q, state.key_BxHxMxK, state.value_BxHxMxE, key_span, structure, trains=False).astype(
+            q_BxHxLxK.dtype
+        )
 
     def is_empty(self, state: HeldPairs) -> jax.Array:
         """See `CrossCore`."""
@@ -95,13 +97,15 @@ class PairsCore(nnx.Module):
         return 2 * heads * length * (key_width + value_width)
 
     def _attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan, structure: MaskStructure
+        self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan, structure: MaskStructure, *, trains: bool
     ) -> jax.Array:
         # In blocks or by a library, so that memory does not grow with the product of both lengths.
         scale = q.shape[-1] ** -0.5
         if self.function == "softmax" and q.shape[2] > 1:
-            implementation = choose_softmax(self.implementation, q, k, v, key_span, structure, part="cross attention")
-            if implementation in FUSED:
+            implementation = choose_softmax(
+                self.implementation, q, k, v, key_span, structure, part="cross attention", trains=trains
+            )
+            if implementation in LIBRARIES:
                 return fused_attention(implementation, q, k, v, key_span, structure, scale=scale)
         return quadratic_attention(
             q,

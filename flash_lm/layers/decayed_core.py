@@ -13,7 +13,7 @@ from flax import nnx
 
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.kernel_packages import served_core
+from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.scalar_decay import Kernel, decayed_sums, prefill_decayed, step_decayed
@@ -57,7 +57,7 @@ class DecayedCore(PlainCore):
         # A package computes all of it.
         g = jnp.broadcast_to(by.log_decay_BxHxL, v.shape[:3])
         inputs, runs_BxL = (by.q_BxHxLxK, by.k_BxHxLxK, g), context.segments.runs_BxL
-        out = served_core(self.kernels, "decayed_sums", inputs, by.values(v), runs_BxL, both_ways)
+        out = compute_by_package(self.kernels, "decayed_sums", inputs, by.values(v), runs_BxL, both_ways)
         if out is not None:
             return out
         # Our kernel computes causal pairs inside chunks; XLA carries the state across chunks.

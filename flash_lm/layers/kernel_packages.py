@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from flash_lm.config.model import KERNEL_GROUP
+from flash_lm.config.model import KERNEL_GROUP, KERNELS
 from flash_lm.errors import InputError, first_line
 from flash_lm.ops.implementations import report
 from flash_lm.ops.on_mesh import on_mesh
@@ -30,7 +30,6 @@ CORES: Mapping[str, str] = {
     "gated_sums": "S_t = diag(e^{g_t}) S_{t−1} + k_tᵀ v_t; by = (q, k, g), g B×H×L×K float32",
     "delta_rule": "S̃ = e^{g_t} S_{t−1}, S_t = S̃ + k_tᵀ β_t (v_t − k_t S̃); by = (q, k, g, β), g and β B×H×L float32",
 }
-_BUILT_IN = ("auto", "xla", "pallas")
 
 
 class CoreKernel(NamedTuple):
@@ -46,7 +45,7 @@ class CoreKernel(NamedTuple):
     problem: Callable[[tuple, Any], str | None] = lambda by, v: None
 
 
-def served_core(
+def compute_by_package(
     requested: str, core: str, by: tuple, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, unless: str | None = None
 ) -> jax.Array | None:
     """What the requested package computes for a core; None: XLA must, for a reason that is reported.
@@ -62,7 +61,7 @@ def served_core(
     Raises:
         InputError: the package cannot be imported, or does not declare kernels as it should.
     """
-    if requested in _BUILT_IN:
+    if requested in KERNELS:
         return None
     part, kernel = core.replace("_", " "), load_kernels(requested).get(core)
     reason = unless or (f"{requested} has no {core}" if kernel is None else _problem(kernel, by, v_BxHxLxE))
@@ -70,8 +69,11 @@ def served_core(
         report(part, f"compiled by XLA, {reason}")
         return None
     report(part, requested)
-    runs = jnp.broadcast_to(runs_BxL, (v_BxHxLxE.shape[0], runs_BxL.shape[1]))
-    return on_mesh(lambda arrays, runs: kernel.compute(arrays[0], arrays[1], runs), (by, v_BxHxLxE), runs)
+    return _compute(kernel, by, v_BxHxLxE, jnp.broadcast_to(runs_BxL, (v_BxHxLxE.shape[0], runs_BxL.shape[1])))
+
+
+def _compute(kernel: CoreKernel, by: tuple, v: jax.Array, runs_BxL: jax.Array) -> jax.Array:
+    return on_mesh(lambda arrays, runs: kernel.compute(arrays[0], arrays[1], runs), (by, v), runs_BxL)
 
 
 @functools.cache
@@ -97,9 +99,9 @@ def _problem(kernel: CoreKernel, by: tuple, v: jax.Array) -> str | None:
     """Why a kernel cannot compute this core and its derivative, in words; None: it can."""
     if reason := kernel.problem(by, v):
         return reason
-    # The package may also find out as it traces.
+    # The package may also find out as it is traced.
     runs = jax.ShapeDtypeStruct((v.shape[0], v.shape[2]), jnp.int32)
-    total = lambda by, v, runs: kernel.compute(by, v, runs).astype(jnp.float32).sum()
+    total = lambda by, v, runs: _compute(kernel, by, v, runs).astype(jnp.float32).sum()
     try:
         jax.eval_shape(jax.grad(total, argnums=(0, 1)), by, v, runs)
     except Exception as error:  # a package may raise anything

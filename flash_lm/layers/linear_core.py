@@ -9,7 +9,7 @@ from flash_lm.config.keys import at_least, key, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention_core import Pairs, PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.kernel_packages import served_core
+from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
@@ -43,7 +43,7 @@ class LinearCore(PlainCore):
         if context.prefix_BxL is not None:
             ahead = "a prefix has a separate sum"
         runs_BxL = context.segments.runs_BxL
-        sums = served_core(self.kernels, "linear_sums", (q, k), append_ones(v), runs_BxL, ahead)
+        sums = compute_by_package(self.kernels, "linear_sums", (q, k), append_ones(v), runs_BxL, ahead)
         if sums is not None:
             return ratio(sums).astype(v.dtype)
         backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, ahead)

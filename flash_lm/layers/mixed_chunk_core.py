@@ -12,7 +12,8 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops import mixed_chunk_attention as ops
 from flash_lm.ops.chunk_rows import chunks_to_rows, mask_of_chunks, rows_to_sequences
-from flash_lm.ops.fused_attention import FUSED, fused_attention
+from flash_lm.ops.fused_attention import LIBRARIES, fused_attention
+from flash_lm.ops.implementations import report
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
@@ -203,16 +204,8 @@ class MixedChunkCore(PlainCore):
 
     def _attend_locally(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array:
         key_span = context.key_span()
-        if self.function == "softmax" and self.bias is None and len(self.reach) == 1:
-            # For a library each chunk is a sequence.
-            size, (batch, _, length, _) = min(self.chunk_size, v.shape[2]), v.shape
-            q, k, values = (chunks_to_rows(x, size) for x in (*pair, v))
-            mask = mask_of_chunks(key_span, context.structure(), size, batch)
-            part, by_xla = "softmax inside chunks", "compiled by XLA"
-            name = choose_softmax(self.implementation, q, k, values, *mask, part=part, otherwise=by_xla)
-            if name in FUSED:
-                out = fused_attention(name, q, k, values, *mask, scale=self._scale(q))
-                return rows_to_sequences(out, batch, length)
+        if self.function == "softmax" and (out := self._attend_by_library(pair, v, context)) is not None:
+            return out
         # Heads are independent, so they are part of the batch.
         return ops.local_attention(
             heads_into_batch(pair.q_BxHxLxK),
@@ -226,6 +219,21 @@ class MixedChunkCore(PlainCore):
             bias_CxRxC=self._biases(),
             reach=self.reach,
         ).reshape(v.shape)
+
+    def _attend_by_library(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array | None:
+        """Softmax inside chunks, each of which is a sequence for a library; None: XLA compiles it."""
+        part, by_xla = "softmax inside chunks", "compiled by XLA"
+        if self.bias is not None or len(self.reach) > 1:
+            report(part, f"{by_xla}, since libraries do not take its bias or the neighbouring chunks")
+            return None
+        size, (batch, _, length, _) = min(self.chunk_size, v.shape[2]), v.shape
+        q, k, values = (chunks_to_rows(x, size) for x in (*pair, v))
+        mask = mask_of_chunks(context.key_span(), context.structure(), size, batch)
+        name = choose_softmax(self.implementation, q, k, values, *mask, part=part, otherwise=by_xla)
+        if name not in LIBRARIES:
+            return None
+        out = fused_attention(name, q, k, values, *mask, scale=self._scale(q))
+        return rows_to_sequences(out, batch, length)
 
     def _attend_globally(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array:
         segments = context.segments

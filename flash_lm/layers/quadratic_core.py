@@ -11,14 +11,15 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention_core import Pairs, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.positions import MakeBias
-from flash_lm.ops.fused_attention import FUSED, fused_attention
+from flash_lm.ops.fused_attention import LIBRARIES, fused_attention
+from flash_lm.ops.implementations import report
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.kv_cache import write
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.quadratic_attention import quadratic_attention
-from flash_lm.ops.softmax_choice import IMPLEMENTATIONS, check_request, choose_softmax
+from flash_lm.ops.softmax_choice import IMPLEMENTATIONS, PART, check_request, choose_softmax
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 _SMALLEST_SHARE = 512  # slots of the cache
@@ -30,8 +31,8 @@ class QuadraticOptions:
 
     implementation: str = key(
         "auto",
-        "of softmax: auto (the fastest: cudnn on a GPU, splash on a TPU, else blocked), plain (all pairs at once), "
-        "blocked, cudnn, splash, tokamax (if installed); other functions are plain or blocked",
+        "of softmax: auto (cudnn on a GPU and splash on a TPU, where they can; else blocked), plain (all pairs at "
+        "once), blocked, cudnn, splash, tokamax (if installed); other functions are plain or blocked",
         one_of(*IMPLEMENTATIONS),
         same=("blocked",),
     )
@@ -85,7 +86,7 @@ class QuadraticCore(PlainCore):
         q, k = pairs["attention"]
         if (backend := self._kernel(q, v)) is not None:
             return self._attend_by_kernel(backend, q, k, v, context)
-        return self._attend(q, k, v, context.key_span(), q.shape[2], context.structure())
+        return self._attend(q, k, v, context.key_span(), q.shape[2], context.structure(), trains=True)
 
     @property
     def pair_scaling(self) -> dict[str, bool]:
@@ -107,7 +108,7 @@ class QuadraticCore(PlainCore):
 
         def attend_to(slots: int) -> jax.Array:
             key_BxHxSxK, value_BxHxSxE = (cache[:, :, :slots] for cache in state)
-            return self._attend(q, key_BxHxSxK, value_BxHxSxE, key_span, capacity, None)
+            return self._attend(q, key_BxHxSxK, value_BxHxSxE, key_span, capacity, None, trains=False)
 
         # A piece of a long prompt reads only the filled part of the cache, to within an eighth.
         shares = min(8, -(-capacity // _SMALLEST_SHARE)) if q.shape[2] > 1 else 1
@@ -124,13 +125,21 @@ class QuadraticCore(PlainCore):
         return 2 * heads * visible * (key_width + value_width)
 
     def _attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, key_span: KeySpan, length: int, structure: MaskStructure | None
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        key_span: KeySpan,
+        length: int,
+        structure: MaskStructure | None,
+        *,
+        trains: bool,
     ) -> jax.Array:
         shape, dtype, groups, one_token = q.shape, q.dtype, q.shape[1] // k.shape[1], q.shape[2] == 1
         scale = self.normalizer.scale(q.shape[-1], length, self.function)
         q = q.astype(k.dtype)
-        implementation = "plain" if one_token else self._implementation(q, k, v, key_span, structure)
-        if implementation in FUSED:
+        implementation = "plain" if one_token else self._implementation(q, k, v, key_span, structure, trains)
+        if implementation in LIBRARIES:
             return fused_attention(implementation, q, k, v, key_span, structure, scale=scale).astype(dtype)
         # Grouped-query attention: repeat the keys, or for a single token fold the group into the queries.
         if one_token:
@@ -151,14 +160,14 @@ class QuadraticCore(PlainCore):
         )
         return out.reshape(*shape[:3], v.shape[-1]).astype(dtype)
 
-    def _implementation(self, q, k, v, key_span: KeySpan, structure: MaskStructure | None) -> str:
-        # Only softmax without a bias has libraries; a prompt is read in pieces, whose masks some of them lack.
+    def _implementation(self, q, k, v, key_span: KeySpan, structure: MaskStructure | None, trains: bool) -> str:
         by_xla = "plain" if self.implementation == "plain" else "blocked"
-        if self.function != "softmax" or self.bias is not None:
+        if self.function != "softmax":
             return by_xla
-        return choose_softmax(
-            self.implementation, q, k, v, key_span, structure, otherwise=by_xla, required=structure is not None
-        )
+        if self.bias is not None:
+            report(PART, f"{by_xla}, since libraries do not take its bias")
+            return by_xla
+        return choose_softmax(self.implementation, q, k, v, key_span, structure, otherwise=by_xla, trains=trains)
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
         if self.function == "softmax":  # not a function of each score: libraries have it, and no kernel of ours

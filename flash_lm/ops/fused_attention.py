@@ -20,7 +20,8 @@ from flash_lm.ops.on_mesh import on_mesh, rows_per_device
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 _MOST_MASK_BYTES = 4 << 30  # of the masks of all pairs of a device
-_MASK_BYTES = 3  # per pair: a bool, and the bfloat16 that cuDNN adds to the scores
+_MASK_BYTES = 5  # per pair: a bool, the bfloat16 that cuDNN adds to the scores, and the derivative of that
+_LONGEST = 200  # characters of a library's words
 _LANES = 128  # tokens in a tile of a TPU
 _LARGEST_BLOCK = 512  # tokens in a block of splash attention
 _SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
@@ -29,20 +30,20 @@ Arrays = tuple[jax.Array, jax.Array, jax.Array]  # queries, keys, values
 Mask = tuple[KeySpan, MaskStructure | None]
 
 
-class Fused(NamedTuple):
-    """A fused implementation.
+class Library(NamedTuple):
+    """An implementation of a library.
 
     Attributes:
         platform: where it runs; None: anywhere.
         missing: why this installation does not have it, or None.
         attend: ((q, k, v), (key_span, structure), scale) -> B×H×L×E; arguments as for `fused_attention`.
-        refuses: (number of queries, structure) -> why it should not compute this, or None.
+        refuses: (queries, structure) -> why it should not compute this, or None.
     """
 
     platform: str | None
     missing: Callable[[], str | None]
     attend: Callable[[Arrays, Mask, float], jax.Array]
-    refuses: Callable[[int, MaskStructure | None], str | None] = lambda length, structure: None
+    refuses: Callable[[jax.Array, MaskStructure | None], str | None] = lambda q, structure: None
 
 
 def fused_attention(
@@ -58,7 +59,7 @@ def fused_attention(
     """Softmax attention softmax(scale · q kᵀ) v over the keys that each query sees.
 
     Args:
-        implementation: a name of `FUSED`.
+        implementation: a name of `LIBRARIES`.
         q_BxHxLxK: queries.
         k_BxHxMxK: keys; adjacent heads of queries may share one (grouped-query attention).
         v_BxHxMxE: values, with as many heads as the keys.
@@ -70,7 +71,7 @@ def fused_attention(
         B×H×L×E, dtype of v. A query that sees no key gets zeros; but with a causal structure of one document per
         sequence, padding at the end sees the document.
     """
-    out = FUSED[implementation].attend((q_BxHxLxK, k_BxHxMxK, v_BxHxMxE), (key_span, structure), scale)
+    out = LIBRARIES[implementation].attend((q_BxHxLxK, k_BxHxMxK, v_BxHxMxE), (key_span, structure), scale)
     if structure is not None and structure.causal and structure.documents is None:
         return out
     return jnp.where((key_span.count() > 0)[:, None, :, None], out, 0)
@@ -83,23 +84,41 @@ def problem(
     v_BxHxMxE: jax.Array,
     key_span: KeySpan,
     structure: MaskStructure | None,
+    *,
+    trains: bool = True,
 ) -> str | None:
-    """Why an implementation cannot compute this attention and its derivative here, in words; None: it can."""
-    fused = FUSED[implementation]
-    if reason := unavailable(implementation) or fused.refuses(q_BxHxLxK.shape[2], structure):
+    """Why an implementation cannot compute this attention here, in words; None: it can.
+
+    `trains`: whether its derivative is needed, too.
+    """
+    if reason := unavailable(implementation) or LIBRARIES[implementation].refuses(q_BxHxLxK, structure):
         return reason
     if (size := mask_bytes(implementation, q_BxHxLxK, k_BxHxMxK, structure)) > _MOST_MASK_BYTES:
         return f"its mask of all pairs would take {size / 1e9:.0f} GB"
-
-    # The library checks shapes, dtype and device itself, as it traces.
-    def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return fused.attend((q, k, v), (key_span, structure), 1.0).astype(jnp.float32).sum()
-
+    arguments = (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE), (key_span, structure)
+    shapes, tree = jax.tree.flatten(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments))
     try:
-        jax.eval_shape(jax.grad(total, argnums=(0, 1, 2)), q_BxHxLxK, k_BxHxMxK, v_BxHxMxE)
-    except (NotImplementedError, ValueError, TypeError, RuntimeError, AttributeError, ExceptionGroup) as error:
-        return " ".join(str(error).split()) or type(error).__name__
+        # The library checks shapes, dtype and device as it is traced, and cuDNN itself as it is compiled.
+        jax.eval_shape(_trial(implementation, trains), *jax.tree.unflatten(tree, shapes))
+        if jax.devices()[0].platform == jax.default_backend() != "cpu":
+            _compile(implementation, trains, tuple(shapes), tree)
+    except Exception as error:  # a library may raise anything
+        return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
     return None
+
+
+def _trial(implementation: str, trains: bool) -> Callable[[Arrays, Mask], Any]:
+    """A function that needs all that attention of these arrays needs."""
+
+    def total(arrays: Arrays, mask: Mask) -> jax.Array:
+        return LIBRARIES[implementation].attend(arrays, mask, 1.0).astype(jnp.float32).sum()
+
+    return jax.grad(total) if trains else total
+
+
+@functools.cache
+def _compile(implementation: str, trains: bool, shapes: tuple[jax.ShapeDtypeStruct, ...], tree: Any) -> None:
+    jax.jit(_trial(implementation, trains)).lower(*jax.tree.unflatten(tree, shapes)).compile()
 
 
 def is_cudnn(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -109,10 +128,10 @@ def is_cudnn(primitive: Any, *_: Any, **__: Any) -> bool:
 
 def unavailable(implementation: str) -> str | None:
     """Why this machine or installation does not have an implementation; None: it does."""
-    fused, platform = FUSED[implementation], jax.default_backend()
-    if fused.platform not in (None, platform):
-        return f"it needs a {fused.platform.upper()}, and this is a {platform.upper()}"
-    return fused.missing()
+    library, platform = LIBRARIES[implementation], jax.default_backend()
+    if library.platform not in (None, platform):
+        return f"it needs a {library.platform.upper()}, and this is a {platform.upper()}"
+    return library.missing()
 
 
 def mask_bytes(implementation: str, q: jax.Array, k: jax.Array, structure: MaskStructure | None) -> int:
@@ -169,7 +188,8 @@ def _splash_on_device(arrays: Arrays, structure: MaskStructure, scale: float, in
     if ids is None and (length % _LANES or k.shape[2] % _LANES):
         ids = jnp.ones((batch, length), jnp.int32), jnp.ones((batch, k.shape[2]), jnp.int32)
     of_rows = () if ids is None else (splash.SegmentIds(_to_lanes(ids[0], 1, 1), _to_lanes(ids[1], 1, -1)),)
-    q, k, v = (_to_lanes(x, 2, 0) for x in (q * jnp.asarray(scale, q.dtype), k, v))
+    scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
+    q, k, v = (_to_lanes(x, 2, 0) for x in (scaled, k, v))
 
     # The mask of all sequences and heads, computed inside the kernel.
     shape = (q.shape[2], k.shape[2])
@@ -205,10 +225,15 @@ def _to_lanes(x: jax.Array, axis: int, value: int) -> jax.Array:
     return jnp.pad(x, padding, constant_values=value) if missing else x
 
 
-def _refused_by_splash(length: int, structure: MaskStructure | None) -> str | None:
+def _refused_by_cudnn(q: jax.Array, structure: MaskStructure | None) -> str | None:
+    del structure
+    return None if q.dtype.itemsize == 2 else f"it needs model.dtype=bfloat16, and this is {q.dtype.name}"
+
+
+def _refused_by_splash(q: jax.Array, structure: MaskStructure | None) -> str | None:
     if structure is None:
         return "it cannot take the mask of a prefix or of a KV cache"
-    return f"{length} queries would be mostly padding" if length < _LANES else None
+    return f"{q.shape[2]} queries would be mostly padding" if q.shape[2] < _LANES else None
 
 
 def _without(module: str) -> str | None:
@@ -219,8 +244,8 @@ def _without(module: str) -> str | None:
     return None if found else f"{module} is not installed"
 
 
-FUSED = {
-    "cudnn": Fused("gpu", lambda: None, _cudnn),
-    "splash": Fused("tpu", lambda: _without(_SPLASH), _splash, _refused_by_splash),
-    "tokamax": Fused(None, lambda: _without("tokamax"), _tokamax),
+LIBRARIES = {
+    "cudnn": Library("gpu", lambda: None, _cudnn, _refused_by_cudnn),
+    "splash": Library("tpu", lambda: _without(_SPLASH), _splash, _refused_by_splash),
+    "tokamax": Library(None, lambda: _without("tokamax"), _tokamax),
 }

@@ -4,11 +4,11 @@ import jax
 
 from flash_lm.errors import InputError
 from flash_lm.ops import fused_attention
-from flash_lm.ops.fused_attention import FUSED
+from flash_lm.ops.fused_attention import LIBRARIES
 from flash_lm.ops.implementations import report
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 
-IMPLEMENTATIONS = ("auto", "plain", "blocked", *FUSED)
+IMPLEMENTATIONS = ("auto", "plain", "blocked", *LIBRARIES)
 PART = "softmax attention"
 _FASTEST = {"gpu": "cudnn", "tpu": "splash"}  # by platform; elsewhere blocked
 
@@ -23,7 +23,7 @@ def choose_softmax(
     *,
     part: str = PART,
     otherwise: str = "blocked",
-    required: bool = True,
+    trains: bool = True,
 ) -> str:
     """The implementation of one attention; it is reported.
 
@@ -36,21 +36,23 @@ def choose_softmax(
         structure: the same in terms of the sequence; None: it has none.
         part: name of the part of the model.
         otherwise: name of the form that XLA compiles here.
-        required: whether a requested implementation that does not work is an error; else `otherwise` is chosen.
+        trains: whether this is a training form: its derivative is needed, and a requested implementation that does not
+            work is an error. In decoding, `otherwise` is chosen then.
 
     Returns:
-        A name of `FUSED`, or `otherwise`.
+        A name of `LIBRARIES`, or `otherwise`.
 
     Raises:
         InputError: the requested implementation cannot compute this.
     """
     name = _FASTEST.get(jax.default_backend(), "blocked") if requested == "auto" else requested
-    if name not in FUSED:
-        report(part, otherwise)
+    if name not in LIBRARIES:
+        asked = "" if requested == "auto" else ", as model.quadratic.implementation says"
+        report(part, otherwise + asked)
         return otherwise
     shapes = (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE)
-    if reason := fused_attention.problem(name, *shapes, key_span, structure):
-        if required and requested != "auto":
+    if reason := fused_attention.problem(name, *shapes, key_span, structure, trains=trains):
+        if trains and requested != "auto":
             raise InputError(
                 f"model.quadratic.implementation={name} cannot compute this: {reason}; set "
                 "--config.model.quadratic.implementation=auto"
@@ -69,7 +71,7 @@ def check_request(requested: str, function: str, has_bias: bool) -> None:
     Raises:
         InputError: the requested implementation does not exist here, or not for this attention.
     """
-    if requested not in FUSED:
+    if requested not in LIBRARIES:
         return
     reason = fused_attention.unavailable(requested)
     if function != "softmax" or has_bias:

@@ -4,14 +4,17 @@ import pathlib
 import re
 
 import jax
+import numpy as np
 import pytest
 from models.cases import PACKED, Case, assert_close, assert_trees_close, model_config, real_tokens, standard, tokens
 
 from flash_lm.config.experiment import parse
+from flash_lm.config.mesh import MeshConfig
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.layers.kernel_packages import CORES, load_kernels
 from flash_lm.ops.implementations import recorded
+from flash_lm.training.sharding import make_mesh
 
 # The cores token by token, from the equations of `CORES`: `scan` resets the state where a document begins.
 PACKAGE = """
@@ -57,12 +60,19 @@ def fails(by, v, runs):
 
 KERNELS = {name: kernel(state) for name, state in STATES.items()}
 PARTS = {"decayed_sums": CoreKernel(fails), "gated_sums": CoreKernel(fails, lambda by, v: f"values of {v.shape[-1]}")}
+def of_many_heads(by, v, runs):
+    if v.shape[1] == 1:
+        raise ValueError("1 head")
+    return v
+
+MANY = {"decayed_sums": CoreKernel(of_many_heads)}
 WRONG = {"sums": KERNELS["linear_sums"]}
 LIST = ["linear_sums"]
 """
 ENTRIES = {
     "scans": "token_scans:KERNELS",
     "parts": "token_scans:PARTS",
+    "many": "token_scans:MANY",
     "wrong": "token_scans:WRONG",
     "list": "token_scans:LIST",
     "gone": "no_such_module:KERNELS",
@@ -103,7 +113,7 @@ def installed(tmp_path, monkeypatch):
         for name in FAMILIES
     ],
 )
-def test_a_served_core_equals_the_oracle(family):
+def test_a_compute_by_package_equals_the_oracle(family):
     one, keep = Case(family, True, {"kernels": "scans"}), real_tokens(PACKED)
     with recorded() as said:
         logits, loss, grads = one.run(PACKED)
@@ -128,6 +138,21 @@ def test_what_a_package_cannot_compute_is_left_to_xla(family, causal, kernels, r
     assert re.fullmatch(reason, implementations(family, causal, kernels=kernels)[FAMILIES[family].replace("_", " ")][0])
 
 
+@pytest.mark.slow("compiles another program, on a mesh")
+def test_each_device_of_a_mesh_computes_its_part():
+    """A package that cannot compute the part of a device leaves the core to XLA."""
+    rows, ids = np.concatenate([tokens()] * 2), np.concatenate([PACKED] * 2)
+    outputs, said = [], {}
+    for kernels in ("auto", "scans", "many"):
+        one = Case("retnet", True, {"kernels": kernels})
+        with jax.set_mesh(make_mesh(MeshConfig(shape=(2, 2, 2), rules=()))), recorded() as said[kernels]:
+            outputs.append(np.asarray(one.logits(one.params, rows, ids)))
+    assert_close(outputs[1][ids > 0], outputs[0][ids > 0], 1e-5)
+    np.testing.assert_array_equal(outputs[2], outputs[0])
+    assert said["scans"] == {"decayed sums": ["scans"]}
+    assert said["many"]["decayed sums"][0] == "compiled by XLA, ValueError: 1 head"
+
+
 def test_auto_takes_no_package():
     assert implementations("retnet", True) == {"decayed sums": ["compiled by XLA, cpu has no kernels"]}
 
@@ -148,7 +173,9 @@ def test_a_wrong_package_is_one_clear_line(name, message):
 def test_only_installed_packages_can_be_named():
     config = get_config()
     config.model.kernels = "missing"
-    with pytest.raises(InputError, match="model.kernels=.*one of auto, xla, pallas, gone, list, parts, scans, wrong"):
+    with pytest.raises(
+        InputError, match="model.kernels=.*one of auto, xla, pallas, gone, list, many, parts, scans, wrong, or install"
+    ):
         parse(config)
     assert model_config("retnet", True, kernels="scans").kernels == "scans"
 

@@ -14,7 +14,8 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from flash_lm.config.mesh import MeshConfig
 from flash_lm.ops import fused_attention
 from flash_lm.ops.chunk_rows import chunks_to_rows, mask_of_chunks, rows_to_sequences
-from flash_lm.ops.fused_attention import FUSED, problem
+from flash_lm.ops.fused_attention import LIBRARIES, problem
+from flash_lm.ops.quadratic_attention import quadratic_attention
 from flash_lm.ops.segments import find_segments
 from flash_lm.ops.visibility import KeySpan, MaskStructure, document_key_span
 from flash_lm.training.sharding import make_mesh
@@ -63,9 +64,13 @@ def run_here(monkeypatch):
     """Lets splash attention be interpreted, and XLA compute what cuDNN is asked for: the same interface of jax.nn."""
     by_xla = functools.partial(fused_attention._as_jax_nn, jax.nn.dot_product_attention)
     interpreted = functools.partial(fused_attention._splash, interpret=True)
-    refuses = lambda length, structure: fused_attention._refused_by_splash(LENGTH, structure)  # short ones run, too
-    monkeypatch.setitem(FUSED, "cudnn", FUSED["cudnn"]._replace(platform=None, attend=by_xla))
-    monkeypatch.setitem(FUSED, "splash", FUSED["splash"]._replace(platform=None, attend=interpreted, refuses=refuses))
+    refuses = lambda q, structure: None if structure else fused_attention._refused_by_splash(q, None)  # short ones run
+    monkeypatch.setitem(
+        LIBRARIES, "cudnn", LIBRARIES["cudnn"]._replace(platform=None, attend=by_xla, refuses=lambda q, structure: None)
+    )
+    monkeypatch.setitem(
+        LIBRARIES, "splash", LIBRARIES["splash"]._replace(platform=None, attend=interpreted, refuses=refuses)
+    )
 
 
 @functools.cache
@@ -122,6 +127,27 @@ def test_output_and_derivatives(name, form, run_here):
     np.testing.assert_allclose(out, expected, rtol=0, atol=3e-6)
     for found, wanted in zip(derivatives, plain_derivative(q, k, v, seen, real), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("width", [64, 48])
+def test_half_precision_rounds_as_blocks_do(width, run_here):
+    """Splash attention scales the queries beforehand, which rounds them once more unless √K is a power of two."""
+    random, scale = np.random.default_rng(0), width**-0.5
+    exact = [jnp.asarray(random.standard_normal((1, 1, 256, width)), jnp.bfloat16) for _ in range(3)]
+    key_span, structure = mask_of(np.ones((1, 256), np.int32), packed=False, causal=True, window=None)
+    scores = np.where(
+        np.tri(256), scale * np.einsum("ik,jk->ij", *(np.asarray(x[0, 0], np.float64) for x in exact[:2])), -np.inf
+    )
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    expected = weights / weights.sum(axis=1, keepdims=True) @ np.asarray(exact[2][0, 0], np.float64)
+
+    def error(out: jax.Array) -> float:
+        return np.linalg.norm(np.asarray(out[0, 0], np.float64) - expected) / np.linalg.norm(expected)
+
+    ones = jnp.ones((1, 256), jnp.float32)
+    blocked = quadratic_attention(*exact, key_span, function="softmax", scale=scale, divisor_BxL=ones, blocked=True)
+    splash = fused_attention.fused_attention("splash", *exact, key_span, structure, scale=scale)
+    assert error(splash) < (2 if width == 48 else 1.2) * error(blocked)
 
 
 @pytest.mark.parametrize("name", ["splash", "cudnn"])
@@ -254,7 +280,9 @@ def why(name: str, form: str = "causal", length: int = 256, **changes) -> str | 
 
 def test_cudnn_refuses(fake_cudnn):
     assert why("cudnn") is None
-    assert "float32" in (why("cudnn", dtype="float32") or "")
+    assert why("cudnn", dtype="float32") == "it needs model.dtype=bfloat16, and this is float32"
+    assert "Unsupported sequence length" in (why("cudnn", length=63) or "")
+    assert problem("cudnn", *shapes(length=63), *structure_of("causal", 63), trains=False) is None
     assert "multiple of 8" in (why("cudnn", width=60) or "")
     assert "right window" in (why("cudnn", form="window_both_ways") or "")
     assert "needs a TPU" in (why("splash") or "")
@@ -266,9 +294,12 @@ def test_without_cudnn_the_reason_is_that_of_jax(monkeypatch):
 
 
 def test_masks_that_do_not_fit_are_refused(fake_cudnn, monkeypatch):
-    assert fused_attention.mask_bytes("cudnn", *shapes()[:2], structure_of("packed")[1]) == 3 * BATCH * 256**2
+    # The arrays of all pairs in the program: the mask, cuDNN's bias made from it, and the derivative of that.
+    arrays = set(re.findall(r"tensor<2x1x256x256x(\w+)>", program("cudnn", "packed", "cuda")))
+    assert arrays == {"i1", "bf16"}
+    assert fused_attention.mask_bytes("cudnn", *shapes()[:2], structure_of("packed")[1]) == (1 + 2 + 2) * BATCH * 256**2
     assert fused_attention.mask_bytes("cudnn", *shapes()[:2], structure_of("causal")[1]) == 0
-    monkeypatch.setattr(fused_attention, "_MOST_MASK_BYTES", 3 * BATCH * 256**2 - 1)
+    monkeypatch.setattr(fused_attention, "_MOST_MASK_BYTES", 5 * BATCH * 256**2 - 1)
     assert "mask of all pairs" in (why("cudnn", form="packed") or "")
     assert why("cudnn") is None
 
@@ -286,3 +317,38 @@ def test_a_missing_library_is_named(missing, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     monkeypatch.setattr(fused_attention.importlib.util, "find_spec", lambda module: None)
     assert "is not installed" in (why(missing) or "")
+
+
+@pytest.mark.parametrize("error", [ImportError, AssertionError, KeyError])
+def test_whatever_a_library_raises_is_a_reason(error, monkeypatch):
+    """A part of JAX may be a stub of what was removed."""
+
+    def fail(module: str):
+        raise error("gone")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setattr(fused_attention.importlib, "import_module", fail)
+    assert (why("splash") or "").strip("'") == "gone"
+
+
+def test_what_only_the_compiler_refuses_is_a_reason(run_here, monkeypatch):
+    """JAX does not ask cuDNN before it compiles; each shape is compiled once."""
+    compiled = []
+
+    def compile_(*arguments):
+        compiled.append(arguments)
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: jax.devices()[0].platform)
+    assert problem("cudnn", *arrays(), *structure_of("causal", LENGTH)) is None  # on a CPU nothing is compiled
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [type("Device", (), {"platform": "gpu"})])
+    monkeypatch.setattr(fused_attention, "_compile", compile_)
+    assert problem("cudnn", *arrays(), *structure_of("causal", LENGTH)) == "no engine"
+    monkeypatch.undo()
+    fused_attention._compile.cache_clear()
+    by_xla = functools.partial(fused_attention._as_jax_nn, jax.nn.dot_product_attention)
+    monkeypatch.setitem(LIBRARIES, "cudnn", LIBRARIES["cudnn"]._replace(platform=None, attend=by_xla))
+    for _ in range(2):
+        fused_attention._compile(*compiled[0])
+    assert fused_attention._compile.cache_info().hits == 1

@@ -7,20 +7,20 @@ import pytest
 
 from flash_lm.errors import InputError
 from flash_lm.ops import implementations
-from flash_lm.ops.fused_attention import FUSED
+from flash_lm.ops.fused_attention import LIBRARIES
 from flash_lm.ops.implementations import recorded, report
 from flash_lm.ops.softmax_choice import check_request, choose_softmax
 from ops.test_fused_attention import fake_cudnn, shapes, structure_of  # noqa: F401 (a fixture)
 
 
 def choose(requested: str, platform: str, monkeypatch, form: str = "causal", *, structured: bool = True, **changes):
-    """The choice, and what is said about it; `changes`: `dtype`, `width` of the arrays, `required`."""
-    required = changes.pop("required", True)
+    """The choice, and what is said about it; `changes`: `dtype`, `width` of the arrays, `trains`."""
+    trains = changes.pop("trains", True)
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     key_span, structure = structure_of(form)
     with recorded() as said:
         chosen = choose_softmax(
-            requested, *shapes(**changes), key_span, structure if structured else None, required=required
+            requested, *shapes(**changes), key_span, structure if structured else None, trains=trains
         )
     (sentence,) = said["softmax attention"]
     return chosen, sentence
@@ -39,13 +39,14 @@ def choose(requested: str, platform: str, monkeypatch, form: str = "causal", *, 
     ],
 )
 def test_auto_is_the_fastest_of_the_platform(requested, platform, expected, monkeypatch, fake_cudnn):  # noqa: F811
-    assert choose(requested, platform, monkeypatch) == (expected, expected)
+    asked = ", as model.quadratic.implementation says" if requested in ("plain", "blocked") else ""
+    assert choose(requested, platform, monkeypatch) == (expected, expected + asked)
 
 
 @pytest.mark.parametrize(
     ("platform", "changes", "reason"),
     [
-        ("gpu", {"dtype": "float32"}, "blocked, not cudnn: Q must be fp16/bf16"),
+        ("gpu", {"dtype": "float32"}, "blocked, not cudnn: it needs model.dtype=bfloat16, and this is float32"),
         ("gpu", {"width": 520}, "blocked, not cudnn: The head dim must be"),
         ("gpu", {"form": "window_both_ways"}, "blocked, not cudnn: cuDNN doesn't support right window"),
         ("tpu", {"structured": False}, "blocked, not splash: it cannot take"),
@@ -60,7 +61,7 @@ def test_auto_falls_back_in_words(platform, changes, reason, monkeypatch, fake_c
     name = "cudnn" if platform == "gpu" else "splash"
     with pytest.raises(InputError, match=rf"implementation={name} cannot compute this: .*; set .*=auto"):
         choose(name, platform, monkeypatch, **changes)
-    assert choose(name, platform, monkeypatch, **changes, required=False) == (chosen, sentence)
+    assert choose(name, platform, monkeypatch, **changes, trains=False) == (chosen, sentence)
 
 
 def test_without_cudnn_a_gpu_uses_blocks(monkeypatch):
@@ -70,18 +71,18 @@ def test_without_cudnn_a_gpu_uses_blocks(monkeypatch):
 def test_packing_says_what_its_mask_costs(monkeypatch, fake_cudnn):  # noqa: F811
     assert choose("auto", "gpu", monkeypatch, "packed", dtype="bfloat16") == (
         "cudnn",
-        "cudnn, with a mask of all pairs, 0.4 MB",  # 3 bytes for 256² pairs of two sequences
+        "cudnn, with a mask of all pairs, 0.7 MB",  # 5 bytes for 256² pairs of two sequences
     )
     assert choose("auto", "tpu", monkeypatch, "packed") == ("splash", "splash")
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_a_request_is_checked_when_the_model_is_built(name, monkeypatch):
     with pytest.raises(InputError, match=f"implementation={name} cannot compute this: it is for softmax.* relu2"):
         check_request(name, "relu2", has_bias=False)
     with pytest.raises(InputError, match="softmax with a bias"):
         check_request(name, "softmax", has_bias=True)
-    if FUSED[name].platform is not None:
+    if LIBRARIES[name].platform is not None:
         with pytest.raises(InputError, match="and this is a CPU; set .*=auto"):
             check_request(name, "softmax", has_bias=False)
     check_request("auto", "relu2", has_bias=True)

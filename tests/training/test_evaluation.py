@@ -51,6 +51,8 @@ def test_a_result_records_its_provenance(run):
     expected = provenance("cpu")
     assert expected.items() <= line.items() and line["seed"] == 0 and line["batch_tokens"] == 256
     assert {name: line[f"trained_{name}"] for name in expected} == expected
+    # What computed the attention, in training and in scoring.
+    assert line["implementations"] == line["trained_implementations"] == "softmax attention: blocked"
     config = RunFolder(run).config
     compute_hash = lambda **changes: run_hash(apply_changes(config, changes).to_dict())
     assert line["config_hash"] == compute_hash() == compute_hash(**{"data.path": "moved", "data.cache_dir": "too"})

@@ -47,6 +47,7 @@ def test_a_run_reports_at_its_start_what_rounds_away(tmp_path, capsys, keys, mes
     config.train.update(steps=1, warmup_steps=0, eval_steps=1, **keys)
     train(config, tmp_path / "run")
     said = "".join(capsys.readouterr())
+    assert said.count("softmax attention: blocked\n") == 1  # what computes the attention
     assert said.count("warning:") == len(messages) and all(words in said for words in messages)
 
 
