@@ -79,7 +79,7 @@ def draw_batches(seed: int, packed: bool):
         }
 
 
-@pytest.mark.representatives("performer")
+@pytest.mark.representatives("transformer")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_members_equal_single_runs_in_every_family(family, float64):
     """Losses of 50 steps and the parameters after them; the Performer's features differ between seeds."""
@@ -166,6 +166,7 @@ def test_folders_are_those_of_single_runs(config, trained, tmp_path):
     assert together["vmapped_runs"] == 3 and "vmapped_runs" not in alone
 
 
+@pytest.mark.slow("trains two programs")
 def test_an_interrupted_program_continues_as_if_uninterrupted(config, trained, tmp_path):
     train_members(config, tmp_path, stop_after(5))
     assert {name: int(saved(config, tmp_path / name)[0].step) for name in MEMBERS} == dict.fromkeys(MEMBERS, 5)
@@ -205,6 +206,7 @@ def poison(monkeypatch):
     return steps
 
 
+@pytest.mark.slow("trains another program")
 def test_a_skipped_step_of_a_member_is_its_own(config, trained, tmp_path, poison):
     poison.append(6)
     assert train_members(config, tmp_path) == {}
