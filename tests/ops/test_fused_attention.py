@@ -1,5 +1,6 @@
 """Softmax attention by libraries: against float64 loops where they run here, else by what their programs contain."""
 
+import contextlib
 import functools
 import itertools
 import re
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from flash_lm.config.mesh import MeshConfig
 from flash_lm.ops import fused_attention
@@ -232,15 +233,17 @@ def structure_of(form: str, length: int = 256) -> tuple[KeySpan, MaskStructure]:
     return mask_of(ids if about["packed"] else np.ones_like(ids), **about)
 
 
-def program(name: str, form: str, platform: str) -> str:
+def program(name: str, form: str, platform: str, context: Any = contextlib.nullcontext) -> str:
+    """The program of the derivatives for a platform, traced in this context."""
     key_span, structure = structure_of(form)
 
     def total(q, k, v):
         out = fused_attention.fused_attention(name, q, k, v, key_span, structure, scale=SCALE)
         return out.astype(jnp.float32).sum()
 
-    traced = jax.jit(jax.grad(total, argnums=(0, 1, 2))).trace(*shapes())
-    return traced.lower(lowering_platforms=(platform,)).as_text()
+    with context():
+        traced = jax.jit(jax.grad(total, argnums=(0, 1, 2))).trace(*shapes())
+        return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 @pytest.mark.parametrize(
@@ -266,8 +269,9 @@ def test_cudnn_is_told_the_structure(form, mask_type, window, fake_cudnn):
 @pytest.mark.parametrize("form", ["causal_window", "packed"])
 def test_splash_attention_lowers_for_a_tpu(form):
     device = AbstractDevice("TPU v5 lite", 1, "tpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 1), ("data", "fsdp", "tensor"), abstract_device=device)):
-        text = program("splash", form, "tpu")
+    axes = ("data", "fsdp", "tensor")
+    mesh = AbstractMesh((1, 1, 1), axes, axis_types=(AxisType.Auto,) * 3, abstract_device=device)
+    text = program("splash", form, "tpu", functools.partial(jax.sharding.use_abstract_mesh, mesh))
     assert text.count("custom_call @tpu_custom_call") == 3  # forward, and the derivatives of queries and of keys
 
 
