@@ -18,6 +18,7 @@ from flash_lm.training.setup import build_experiment
 from studies.protocol.hypotheses import step_name
 from studies.quality.run import Part
 
+BLOCKED = "blocked"
 
 def time_parts(
     config: ConfigDict, parts: Sequence[Part], lines: Sequence[Line], rounds: int, file: pathlib.Path
@@ -47,15 +48,17 @@ def time_steps(
 ) -> list[Line]:
     """Times one microbatch of each run on one device, in ms; runs with the same baseline take turns.
 
-    The lines are appended to `file`, group by group. A group that the file has with the same configs, device and number
-    of rounds is not measured again.
+    The lines are appended to `file`, group by group. A group that the file has with the same configs, device, number of
+    rounds and softmax attention is not measured again.
     """
     lines, about = [], provenance(jax.devices()[0].device_kind)
     before = read_lines(file)
     for baseline in dict.fromkeys(baseline_of.values()):
         configs = {name: apply_changes(config, runs[name]) for name in runs if baseline_of[name] == baseline}
         identity = {"device": about["device"], "config_hash": hash_of_group(configs), "rounds": rounds}
-        group_lines = [line for line in before if identity.items() <= line.items()]
+        identity["softmax"] = softmax_of_group(configs, jax.default_backend())
+        # Lines without the field are older than the other implementations.
+        group_lines = [line for line in before if identity.items() <= ({"softmax": BLOCKED} | line).items()]
         if not group_lines:
             group = {name: one_microbatch(config) for name, config in configs.items()}
             group_lines = [line | about | identity for line in time_group(group, baseline, rounds)]
@@ -67,6 +70,17 @@ def time_steps(
 def hash_of_group(group: Mapping[str, Any]) -> str:
     """Returns twelve hex digits: a hash of the configs of runs that take turns, by name."""
     return config_hash({name: run_hash(one_microbatch(config).to_dict()) for name, config in group.items()})
+
+
+def softmax_of_group(group: Mapping[str, Any], platform: str) -> str:
+    """Returns the softmax attention that a group's models ask for, which `run_hash` leaves out; on a CPU auto is blocked.
+
+    One word, or if they differ, one per model, by name.
+    """
+    of_auto = {"auto": BLOCKED} if platform == "cpu" else {}
+    asked = [group[name].model.quadratic.implementation for name in sorted(group)]
+    words = [of_auto.get(word, word) for word in asked]
+    return " ".join(words if len(set(words)) > 1 else words[:1])
 
 
 def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:

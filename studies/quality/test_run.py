@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from small import small_config, write_corpus
 
-from flash_lm.cli.load import load_module
+from flash_lm.cli.load import load_config, load_module
 from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
@@ -335,3 +335,26 @@ def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypat
     large = ["large flash_scores/5M"]
     assert timed == [(long[0], *long), (large[0], *large)]
     assert [line["run"] for line in read_jsonl(tmp_path / "step_times.jsonl")] == [*long, *large]
+
+
+def test_times_of_another_softmax_attention_are_not_reused(tmp_path, monkeypatch):
+    """The hash of a run is the same for each; lines without the field were made by blocks, as `auto` is on a CPU."""
+    timed = []
+
+    def time_group(group, baseline, rounds):
+        timed.append(group[baseline].model.quadratic.implementation)
+        return [{"run": name, "microbatch_ms": 1.0} for name in group]
+
+    def time(implementation, platform):
+        timed.clear()
+        monkeypatch.setattr(step_times.jax, "default_backend", lambda: platform)
+        step_times.time_steps(config, {"x": {"model.quadratic.implementation": implementation}}, {"x": "x"}, 1, file)
+        return timed
+
+    monkeypatch.setattr(step_times, "time_group", time_group)
+    config, file = load_config("configs/tiny.py", []), tmp_path / "step_times.jsonl"
+    assert time("blocked", "gpu") == ["blocked"] and time("blocked", "gpu") == []
+    write_jsonl(file, [{key: x for key, x in line.items() if key != "softmax"} for line in read_jsonl(file)])
+    assert time("blocked", "gpu") == time("auto", "cpu") == time("blocked", "cpu") == []
+    assert time("auto", "gpu") == ["auto"] and time("auto", "gpu") == []
+    assert len({line["config_hash"] for line in read_jsonl(file)}) == 1
