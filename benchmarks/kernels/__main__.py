@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks.lib.agreement import AGREES, distance
 from benchmarks.lib.machine import machine
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
@@ -42,7 +43,6 @@ from flash_lm.runs.jsonl import Line, append_jsonl
 BOTH_WAYS = ("flash_quad", "flash")  # the other families only have a causal kernel
 WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row.reads()]
 FORMS = ("pallas", "xla")
-AGREES = {"bfloat16": 2e-2, "float32": 2e-3}  # relative distance; float32 products are in TF32 on a GPU
 PRODUCT = 8192  # rows and columns of the matrices
 THREADS = 4  # cases that are compiled and checked at the same time, limited by the memory of a device
 FLAG_KEYS = ("family", "kernels", "max_length", "causal", "dtype")  # keys that the flags set
@@ -131,7 +131,7 @@ def check(case: Case) -> Line:
     line: Line = {"family": case.family, "length": case.length}
     for form in FORMS:
         outputs = case.functions(form)[1](*inputs)
-        distances = jax.tree.leaves(jax.tree.map(_distance, outputs, expected))
+        distances = jax.tree.leaves(jax.tree.map(distance, outputs, expected))
         line[f"{form}_error"] = float(np.max(distances))  # NaN if one of them is
     allowed = AGREES[case.dtype]
     if not line["pallas_error"] <= allowed:  # also true for NaN
@@ -188,12 +188,6 @@ def time_forms(case: Case, product: Cell, rounds: int, calls: int) -> Line:
         line[f"{part}_fraction"] = rate / line["product_flops_per_s"]
         line[f"{part}_speedup"] = line[f"xla_{part}_ms"] / line[f"pallas_{part}_ms"]
     return line
-
-
-def _distance(actual: jax.Array, expected: jax.Array) -> float:
-    difference = jnp.linalg.norm(actual.astype(jnp.float32) - expected)
-    # Sequences of one chunk have no attention across chunks, and no gradient for it.
-    return float(difference / jnp.maximum(jnp.linalg.norm(expected), jnp.finfo(jnp.float32).tiny))
 
 
 def _table(lines: list[Line]) -> str:
