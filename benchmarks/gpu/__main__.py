@@ -1,10 +1,10 @@
 """Runs the parts that need a GPU, one after another, each within its time limit.
 
     python -m benchmarks.gpu --data=$DATA                # all parts, in 14 minutes; benchmarks/gpu/run.sh does the same
-    python -m benchmarks.gpu steps decode --out=results  # two of them
+    python -m benchmarks.gpu steps decode --out=results  # two of them, in their 265 seconds
     REHEARSE=1 python -m benchmarks.gpu                  # at a hundredth of the size, on a CPU
 
-A part's lines are written as its cells end. A command that is still running when its part's time is over is stopped,
+A part's lines are written as its cells end. What a part leaves of its time goes to the later ones. A command that is still running when its part's time is over is stopped,
 keeps the lines so far, and is named, as are those that had no time to begin.
 """
 
@@ -19,12 +19,11 @@ import subprocess
 import sys
 import time
 
-from benchmarks.gpu.parts import PARTS, SECONDS, Settings, Words
+from benchmarks.gpu.parts import MOST, PARTS, SECONDS, Settings, Words
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
 from flash_lm.errors import InputError, RunError
 
-TOTAL = 840  # seconds of all parts together
 LEAST = 20  # seconds in which a command can do anything
 ENDING = 15  # seconds that a command has to write its table after its last cell, and again to save when it is stopped
 
@@ -38,10 +37,14 @@ def main(argv: list[str]) -> None:
         _check_gpu(environment)
     default = "runs/gpu/rehearsal" if rehearse else "benchmarks/gpu/results"
     settings = Settings(arguments.out or pathlib.Path(default), arguments.data, arguments.python, rehearse)
-    end, failed = time.monotonic() + arguments.seconds, []
-    for name in arguments.parts or PARTS:
-        part_end = min(end, time.monotonic() + PARTS[name].seconds)
-        failed += run_part(name, settings, part_end, environment)
+    names, failed, now = arguments.parts or list(PARTS), [], time.monotonic()
+    needed = sum(PARTS[name].seconds for name in names)
+    end = now + (arguments.seconds or needed)
+    # If there is more time than the parts need, the first of them may take it, and leave it to the others.
+    due = max(now, end - needed)
+    for name in names:
+        due += PARTS[name].seconds
+        failed += run_part(name, settings, min(end, due, time.monotonic() + MOST), environment)
     if failed:
         raise RunError("\n".join(failed))
 
@@ -54,7 +57,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=pathlib.Path, help="folder with books/ and more; default: Python's own sources")
     parser.add_argument("--out", type=pathlib.Path, help="folder to write; default: benchmarks/gpu/results")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the peers")
-    parser.add_argument("--seconds", type=positive, default=TOTAL, help="of all parts together")
+    parser.add_argument("--seconds", type=positive, help="of all parts together; default: the sum of theirs")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU at a hundredth of the size; also REHEARSE=1")
     return parser
 
@@ -119,7 +122,8 @@ def _check_gpu(environment: dict[str, str]) -> None:
     program = "import jax; print(jax.default_backend())"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     if done.stdout.strip() != "gpu":
-        found = f"jax runs on a {done.stdout.strip()}" if not done.returncode else done.stderr.strip().splitlines()[-1]
+        ended = [f"python ended with code {done.returncode}", *done.stderr.strip().splitlines()][-1]
+        found = ended if done.returncode else f"jax runs on a {done.stdout.strip()}"
         raise InputError(f"no GPU, {found}: run make setup DEVICE=cuda, or set REHEARSE=1 to try the commands")
 
 

@@ -345,8 +345,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments = parser.parse_args(argv)
     size = REHEARSAL if arguments.rehearse else FULL
+    about = machine()
     with libraries_here(arguments.rehearse) as names:
-        results = Results(arguments.out, machine(), size, arguments.seconds)
+        results = Results(arguments.out, about, size, arguments.seconds)
         # Most of a check is compilation.
         with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
             masks = {(case, name): make(size) for case, make in MASKS.items() for name in names}

@@ -15,7 +15,8 @@ import copy
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -36,12 +37,12 @@ from flash_lm.families.family import FAMILIES, complete
 from flash_lm.layers.attention_core import Pair
 from flash_lm.layers.context import Context
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
+from flash_lm.ops.implementations import recorded
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line, append_jsonl
 
 BOTH_WAYS = ("flash_quad", "flash")  # the other families only have a causal kernel
-WITH_KERNELS = [name for name, row in FAMILIES.items() if "model.kernels" in row.reads()]
 FORMS = ("pallas", "xla")
 PRODUCT = 8192  # rows and columns of the matrices
 THREADS = 4  # cases that are compiled and checked at the same time, limited by the memory of a device
@@ -76,6 +77,7 @@ class Case:
         """Returns the core's queries and keys, values, and a gradient of the output; all normal, decays of 0 to 0.1."""
         sublayer, rows = self.sublayer("xla"), self.tokens // self.length
         core, keys = sublayer.core, iter(jax.random.split(jax.random.key(0), 8))
+        assert _is_core_of_kernels(core), self.family
 
         def normal(width: int, heads: int = sublayer.heads) -> jax.Array:
             return jax.random.normal(next(keys), (rows, heads, self.length, width)).astype(dtype)
@@ -116,6 +118,28 @@ class Case:
         sublayer = self.sublayer("xla")
         widths = sublayer.heads, sublayer.key_width, sublayer.value_width
         return sublayer.core.flops_per_token(self.length, self.causal, *widths) * self.tokens
+
+
+def with_kernels(config: Any, families: Iterable[str] = FAMILIES) -> list[str]:
+    """Returns those families whose core takes a kernel of ours with this config, as tracing reports it.
+
+    Others read `model.kernels` for kernels of other packages, or have softmax, which libraries compute.
+    """
+
+    def has_kernel(family: str) -> bool:
+        case = Case(config, family, length=128, tokens=128, dtype="float32")
+        if not _is_core_of_kernels(nnx.eval_shape(lambda: case.sublayer("xla")).core):
+            return False
+        with recorded() as parts:
+            jax.eval_shape(case.functions("pallas")[0], *jax.eval_shape(lambda: case.inputs("float32")))
+        return "Pallas kernel" in str(parts)
+
+    return [name for name in families if "model.kernels" in FAMILIES[name].reads() and has_kernel(name)]
+
+
+def _is_core_of_kernels(core: Any) -> bool:
+    """Whether `Case.inputs` makes what a core needs: pairs of queries and keys, or sums with scalar decay."""
+    return isinstance(core, DecayedCore) or hasattr(core, "pair_scaling")
 
 
 def check(case: Case) -> Line:
@@ -208,15 +232,16 @@ def _table(lines: list[Line]) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Writes kernels.jsonl and table.md to OUT."""
+    """Adds a line to kernels.jsonl in OUT as each length of a family ends, and writes table.md."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
-    parser.add_argument("--families", default=" ".join(WITH_KERNELS), help="separated by spaces or commas")
+    parser.add_argument("--families", default="", help="separated by spaces or commas; default: all that have a kernel")
     parser.add_argument("--lengths", default="2048 8192", help="sequence lengths, separated by spaces or commas")
     parser.add_argument("--tokens", type=positive, default=2**16, help="tokens of all sequences")
     parser.add_argument("--calls", type=positive, default=10, help="calls per turn")
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--rounds", type=positive, default=ROUNDS)
+    parser.add_argument("--seconds", type=positive, help="after which no family is checked, and no length timed")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder to write")
     arguments, overrides = parser.parse_known_args(argv)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # hides the keys that a family ignores
@@ -225,12 +250,12 @@ def main(argv: list[str]) -> None:
     ]:
         raise InputError(f"{', '.join(misplaced)}: use this program's flags instead, see --help")
     config: Any = load_config(arguments.config, overrides)
-    families = split_words(arguments.families)
-    if unknown := sorted(set(families) - set(WITH_KERNELS)):
-        raise InputError(
-            f"--families={arguments.families}: {unknown[0]} has no kernel: choose among {', '.join(WITH_KERNELS)}"
-        )
     config.model.vocab_size = config.model.vocab_size or config.data.vocab_size
+    families = split_words(arguments.families) or with_kernels(config)
+    known = with_kernels(config, [name for name in families if name in FAMILIES])
+    if unknown := [name for name in families if name not in known]:
+        able = ", ".join(with_kernels(config))
+        raise InputError(f"--families={arguments.families}: {unknown[0]} has no kernel: choose among {able}")
     lengths = parse_integers(arguments.lengths)
     if uneven := [length for length in lengths if arguments.tokens % length]:
         raise InputError(
@@ -240,22 +265,33 @@ def main(argv: list[str]) -> None:
     file, table = arguments.out / "kernels.jsonl", arguments.out / "table.md"
     for old in (file, table):
         old.unlink(missing_ok=True)  # otherwise the speeds of a kernel that no longer agrees would remain
-    # Timed cases, and packed ones of an odd length that are only checked.
-    cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for name in families for length in lengths]
+    start, failed_checks, timed, left = time.perf_counter(), {}, [], []
+    is_over = lambda: bool(arguments.seconds) and time.perf_counter() - start > arguments.seconds
+    product: Cell | None = None
+    # A family is checked, on packed sequences of an odd length, too, then timed, so that its lines are there.
     odd = lengths[0] - lengths[0] // 7
-    packed = [
-        Case(config, name, odd, 4 * odd, arguments.dtype, causal, packed=True)
-        for name in families
-        for causal in ((True, False) if name in BOTH_WAYS else (True,))
-    ]
-    lines_of_case, failed_checks = check_all([*packed, *cases])
-    failed = {case.family for case in failed_checks}
-    if timed_cases := [case for case in cases if case.family not in failed]:
-        product = product_of_squares(arguments.dtype, arguments.calls)
-        for case in timed_cases:
-            lines_of_case[case] |= time_forms(case, product, arguments.rounds, arguments.calls) | about
-            append_jsonl(file, [lines_of_case[case]])
-        text = _table([lines_of_case[case] for case in timed_cases])
+    for name in families:
+        cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for length in lengths]
+        packed = [
+            Case(config, name, odd, 4 * odd, arguments.dtype, causal, packed=True)
+            for causal in ((True, False) if name in BOTH_WAYS else (True,))
+        ]
+        if is_over():
+            left += [case.name for case in cases]
+            continue
+        line_of, failed = check_all([*packed, *cases])
+        failed_checks |= failed
+        for case in cases if not failed else []:
+            if is_over():
+                left.append(case.name)
+                continue
+            product = product or product_of_squares(arguments.dtype, arguments.calls)
+            timed.append(line_of[case] | time_forms(case, product, arguments.rounds, arguments.calls) | about)
+            append_jsonl(file, timed[-1:])
+    if left:
+        print(f"not measured because of --seconds={arguments.seconds}: {', '.join(left)}")
+    if timed:
+        text = _table(timed)
         table.write_text(f"{text}\n", encoding="utf-8")
         print(text)
     if failed_checks:

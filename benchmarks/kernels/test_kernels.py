@@ -1,14 +1,29 @@
 """Interpreted kernels compared with XLA's versions, at tiny sizes."""
 
+import jax
 import pytest
 
 from benchmarks.kernels import __main__ as kernels
-from flash_lm.errors import RunError
+from flash_lm.errors import InputError, RunError
 from flash_lm.ops.kernels import attention, programs
 from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
+
+
+def test_the_families_are_those_that_compute_by_a_kernel():
+    """Their inputs can be made, and their program has a kernel; gates of channels, the delta rule and softmax do not."""
+    config = kernels.load_config("configs/tiny.py", [*SMALL, "--config.model.vocab_size=8"])
+    families = kernels.with_kernels(config)
+    reading = [name for name, row in kernels.FAMILIES.items() if "model.kernels" in row.reads()]
+    assert set(reading) - set(families) == {"gla", "gated_deltanet", "mega"}
+    for name in families:
+        case = kernels.Case(config, name, 16, 32, "float32")
+        inputs = jax.eval_shape(lambda case=case: case.inputs("float32"))
+        assert "pallas_call" in str(jax.make_jaxpr(case.functions("pallas")[0])(*inputs)), name
+    with pytest.raises(InputError, match=f"gla has no kernel: choose among {', '.join(families)}"):
+        kernels.main(["--config=configs/tiny.py", "--families=flash gla", "--out=/nowhere", *SMALL])
 
 
 @pytest.mark.slow("times kernels")

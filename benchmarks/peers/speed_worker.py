@@ -1,27 +1,36 @@
 """Worker of `benchmarks/peers/speed.py`: a training step of another library, in the peers' environment.
 
-It reads a JSON object per line and writes one: {"build": shape} makes a model, {"turn": 1} takes a training step. A
-step is compiled when its model is built; a model that cannot be compiled runs eagerly, and the answer says why.
+It reads a JSON object per line and writes one: {"build": shape, "seconds": most or null} makes a model, {"turn": 1}
+takes a training step. A step is compiled when its model is built; a model that cannot be compiled runs eagerly, and the
+answer says why. PyTorch's own model is compiled and timed with each form of its attention that works, and keeps the
+fastest.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Shape = dict[str, Any]  # from `benchmarks.lib.peers.peer_shape`
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Names in SDPBackend of the forms of scaled_dot_product_attention that do not hold all pairs.
+ATTENTIONS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
+TRIED = 3  # steps by which the fastest form is chosen
 
 
 class LanguageModel(nn.Module):
@@ -150,25 +159,39 @@ PEERS: dict[str, tuple[str, Callable[[Shape], nn.Module]]] = {
 }
 
 
-def chosen_attention(shape: Shape) -> str:
-    """Returns the form of scaled_dot_product_attention that PyTorch chooses for a shape on this device."""
-    heads = shape["num_heads"]
+def working_attentions(shape: Shape) -> list[str]:
+    """Returns the forms of scaled_dot_product_attention that compute this shape here, forward and backward."""
+    heads, working = shape["num_heads"], []
     size = (shape["rows"], shape["length"], heads, shape["model_dim"] // heads)
     dtype = getattr(torch, shape["dtype"])
-    q, k, v = (torch.empty(size, dtype=dtype, device=DEVICE, requires_grad=True).transpose(1, 2) for _ in range(3))
-    return SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=True)).name.lower()  # PyTorch has no public name
+    for name in ATTENTIONS:
+        q, k, v = (torch.zeros(size, dtype=dtype, device=DEVICE, requires_grad=True).transpose(1, 2) for _ in range(3))
+        try:
+            with warnings.catch_warnings(), sdpa_kernel([getattr(SDPBackend, name)]):
+                warnings.simplefilter("ignore")  # why a form does not work
+                functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+        except (AttributeError, RuntimeError):  # not in this version, or not for this shape and device
+            continue
+        working.append(name)
+    return working
+
+
+def only(name: str) -> contextlib.AbstractContextManager:
+    """Restricts scaled_dot_product_attention to a form, and all pairs where that does not work."""
+    return sdpa_kernel([getattr(SDPBackend, name), SDPBackend.MATH])
 
 
 class Step:
     """Forward, backward, clipping and AdamW on random tokens that are on the device.
 
     Attributes:
-        about: facts for the line of results: parameters, versions, threads, `compiled` or `why_eager`, and what
-            PyTorch chose for attention.
+        about: facts for the line of results: parameters, versions, threads, `compiled` or `why_eager`, and of
+            PyTorch's attention the fastest form, and the milliseconds of a step with each.
     """
 
-    def __init__(self, peer: str, shape: Shape):
-        """Builds the model and compiles its step; `peer`: one of PEERS."""
+    def __init__(self, peer: str, shape: Shape, seconds: float | None = None):
+        """Builds the model and compiles its step; `peer`: one of PEERS; `seconds`: after which no form is tried."""
+        end = time.perf_counter() + (math.inf if seconds is None else seconds)
         torch.manual_seed(0)
         distribution, build = PEERS[peer]
         self.model = build(shape).to(DEVICE)
@@ -178,22 +201,22 @@ class Step:
             "version": ", ".join(versions),
             "threads": torch.get_num_threads(),
         }
-        if peer == "sdpa":
-            self.about["attention"] = chosen_attention(shape)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, weight_decay=0.01, fused=True)
         self.tokens = torch.randint(shape["vocab_size"], (shape["rows"], shape["length"]), device=DEVICE)
         self.targets = self.tokens.roll(-1, dims=1)
         half = shape["dtype"] == "bfloat16"
         self.precision = lambda: torch.autocast(DEVICE, torch.bfloat16) if half else contextlib.nullcontext()
-        self.loss = self._loss
-        self.about |= self._compile()
+        self.loss, self.attention = self._loss, contextlib.nullcontext
+        forms = working_attentions(shape) if peer == "sdpa" else []
+        self.about |= self._compile_fastest(forms, end) if forms else self._compile()
 
     def turn(self) -> float:
         """Does one step; returns its milliseconds."""
         start = time.perf_counter()
-        loss = self.loss()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        with self.attention():
+            loss = self.loss()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         if DEVICE == "cuda":
@@ -204,6 +227,25 @@ class Step:
         with self.precision():
             logits = self.model(self.tokens)
         return functional.cross_entropy(logits.flatten(0, 1).float(), self.targets.flatten())
+
+    def _compile_fastest(self, forms: list[str], end: float) -> dict[str, Any]:
+        """Compiles the step with each form of attention until `end`, and keeps the one with the fastest step.
+
+        Returns:
+            What `_compile` returns, the form as `attention`, and the milliseconds of each as `attention_ms`.
+        """
+        times, facts = {}, {}
+        for name in forms:
+            if times and time.perf_counter() > end:
+                break
+            self.attention = functools.partial(only, name)
+            facts = self._compile()
+            times[name] = min(self.turn() for _ in range(TRIED))
+        fastest = min(times, key=times.__getitem__)
+        if fastest != next(reversed(times)):
+            self.attention = functools.partial(only, fastest)
+            facts = self._compile()
+        return facts | {"attention": fastest.lower(), "attention_ms": {name.lower(): ms for name, ms in times.items()}}
 
     def _compile(self) -> dict[str, Any]:
         """Compiles the model with its loss, by two steps; where that fails, the step stays eager.
@@ -231,6 +273,8 @@ class Step:
 def main() -> None:
     """Answers questions until its input ends."""
     peer, step = sys.argv[1], None
+    # Its key does not have the form of attention: the first that is compiled would serve the others, too.
+    torch._functorch.config.enable_autograd_cache = False
     torch.set_float32_matmul_precision("high")  # as JAX's float32 products on a GPU
     if hasattr(os, "sched_getaffinity"):
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA; by default it may take half of them
@@ -241,7 +285,7 @@ def main() -> None:
         try:
             if "build" in question:
                 step = None  # frees the last one's memory first
-                step = Step(peer, question["build"])
+                step = Step(peer, question["build"], question.get("seconds"))
                 answer = step.about
             else:
                 assert step is not None, "build comes first"

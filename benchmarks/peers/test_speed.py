@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 from small import ROOT
 
+from benchmarks.lib import timing
 from benchmarks.lib.timing import COUNTED
 from benchmarks.peers import speed
 from flash_lm.errors import InputError
+from flash_lm.ops.implementations import Implementations
 from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -53,6 +56,7 @@ def test_peers_take_turns_with_us(tmp_path, monkeypatch, capsys):
     compared = lines["flash_pytorch", 16]
     assert compared["family"] == "flash" and compared["peer_version"] == "fake 1"
     assert compared["ours_turns"] == 2 * COUNTED
+    assert compared["form"] in compared["form_ms"] and compared["form_ms"].keys() == speed.FORMS.keys()
     assert compared["peer_ms"] == 1000 and compared["speedup"] == 1000 / compared["ours_ms"]
     assert "parameters differ by 100.0%" in lines["flash_pytorch", 32]["not_compared"]
     assert lines["flash_pytorch", 64]["not_compared"] == "ImportError: no such thing"
@@ -72,6 +76,59 @@ def test_a_peer_that_dies_is_reported(tmp_path, monkeypatch):
     speed.WORKER.write_text(FAKE_PEER)
     with speed.start_peer("sdpa", sys.executable) as peer, pytest.raises(speed.PeerError, match="ended with code 3"):
         speed.ask(peer, {"turn": 1})
+
+
+def fake_step(monkeypatch, step_ms, fails=()):
+    """Our steps take these milliseconds by form, on a clock that they move; some do not fit."""
+    clock = [0.0]
+
+    class FakeStep:
+        kernels, compile_s, implementations = False, 1.0, Implementations()
+
+        def __init__(self, config):
+            self.form, self.config = "scanned" if config.model.scan_layers else "unrolled", config
+            clock[0] += 10
+
+        def start(self):
+            if self.form in fails:
+                raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {self.form}")
+
+        def step(self):
+            clock[0] += step_ms[self.form] / 1000
+
+    monkeypatch.setattr(speed, "BareStep", FakeStep)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "fails", "end", "form", "tried"),
+    [
+        ((30, 20), (), 100, "unrolled", {"unrolled", "scanned"}),
+        ((20, 30), (), 100, "scanned", {"unrolled", "scanned"}),
+        ((20, 30), (), 5, "unrolled", {"unrolled"}),  # the config's own, when the time is over
+        ((20, 30), ("scanned",), 100, "unrolled", {"unrolled"}),
+    ],
+)
+def test_our_fastest_form_is_compared(monkeypatch, step_ms, fails, end, form, tried):
+    config = speed.load_config("configs/tiny.py", [*SMALL, "--config.data.vocab_size=300"])
+    config.model.update(scan_layers=False, remat="full")
+    (ours,) = speed.make_configs(config, ["sdpa"], [16], tokens_per_step=64, dtype="float32").values()
+    fake_step(monkeypatch, dict(zip(speed.FORMS, step_ms, strict=True)), fails)
+    step, facts = speed.fastest_form(ours, end)
+    assert (facts["form"], facts["form_ms"].keys()) == (form, tried) and step.form == form
+    assert step.config.model.remat == "none"  # as the peers
+
+
+def test_where_no_form_of_ours_runs_the_first_error_is_raised(monkeypatch):
+    config = speed.load_config("configs/tiny.py", [*SMALL, "--config.data.vocab_size=300"])
+    config.model.remat = "full"
+    (ours,) = speed.make_configs(
+        config, ["sdpa"], [16], keep_remat=True, tokens_per_step=64, dtype="float32"
+    ).values()
+    assert ours.model.remat == "full"
+    fake_step(monkeypatch, {}, fails=speed.FORMS)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED: scanned"):
+        speed.fastest_form(ours, 100)
 
 
 @pytest.mark.parametrize(
