@@ -4,8 +4,9 @@
     python -m benchmarks.gpu steps decode --out=results  # two of them, in their 265 seconds
     REHEARSE=1 python -m benchmarks.gpu                  # at a hundredth of the size, on a CPU
 
-A part's lines are written as its cells end. What a part leaves of its time goes to the later ones. A command that is still running when its part's time is over is stopped,
-keeps the lines so far, and is named, as are those that had no time to begin.
+A part's lines are written as its cells end. What a part leaves of its time goes to the later ones. A command that is
+still running when its part's time is over is stopped, keeps the lines so far, and is named, as are those that had no
+time to begin.
 """
 
 import argparse

@@ -10,13 +10,15 @@ nothing: that only shows that the programs run.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import copy
+import functools
 import pathlib
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -48,6 +50,7 @@ from flash_lm.runs.jsonl import Line
 
 WORKER = pathlib.Path(__file__).with_name("races_worker.py")
 SHAPES = "4x2048x16x128 2x16384x16x128 1x8192x96x128"  # sequences × length × heads × width of a head
+THREADS = 4  # of our programs that are compiled at the same time
 CHECKED = 512  # most tokens of the sequence on which both are compared
 AGREES = 4e-2  # relative distance: each side may be 2e-2 from exact in bfloat16, as in benchmarks/kernels
 EPSILON = 1e-6  # in the length of a key, as in their kernel
@@ -174,15 +177,40 @@ def forward_and_backward(race: Race, shape: Shape) -> Callable[[Arrays], tuple[j
     return jax.jit(both)
 
 
+@functools.cache
+def compiled(name: str, shape: Shape) -> Callable[[Arrays], tuple[jax.Array, Arrays]]:
+    """Returns our program of a race in bfloat16, compiled once."""
+    arrays = jax.eval_shape(lambda: make_inputs(RACES[name], shape, jnp.bfloat16))
+    return forward_and_backward(RACES[name], shape).lower(arrays).compile()
+
+
+def compile_ahead(names: Sequence[str], shape: Shape, is_over: Callable[[], bool]) -> None:
+    """Compiles our programs of some races at the same time, since that takes longer than the races themselves."""
+
+    def compile_one(name: str, shape: Shape) -> None:
+        # An error is reported by the race, which compiles again.
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            _ = None if is_over() else compiled(name, shape)
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        for name in names:
+            for size in dict.fromkeys((_checked(shape), shape)):
+                pool.submit(compile_one, name, size)
+
+
+def _checked(shape: Shape) -> Shape:
+    return shape._replace(sequences=1, length=min(shape.length, CHECKED))
+
+
 def distance_from_theirs(name: str, shape: Shape, peer: subprocess.Popen) -> float:
     """Returns the largest relative distance of outputs and gradients from theirs, on one sequence.
 
     Raises:
         PeerError: theirs failed.
     """
-    race, short = RACES[name], shape._replace(sequences=1, length=min(shape.length, CHECKED))
-    arrays = make_inputs(race, short, jnp.bfloat16)
-    out, gradients = forward_and_backward(race, short)(arrays)
+    short = _checked(shape)
+    arrays = make_inputs(RACES[name], short, jnp.bfloat16)
+    out, gradients = compiled(name, short)(arrays)
     # Theirs have the heads after the tokens: B×L×H×….
     swapped = lambda x: np.asarray(jnp.swapaxes(x, 1, 2).astype(jnp.float32))
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +226,7 @@ def distance_from_theirs(name: str, shape: Shape, peer: subprocess.Popen) -> flo
 def time_ours(name: str, shape: Shape, calls: int) -> tuple[Cell, Line]:
     """Returns our warm cell of several calls, and a line about it."""
     race = RACES[name]
-    function, arrays = forward_and_backward(race, shape), make_inputs(race, shape, jnp.bfloat16)
+    function, arrays = compiled(name, shape), make_inputs(race, shape, jnp.bfloat16)
     jax.block_until_ready(function(arrays))
     cell = Cell.warm_up("ours", make_turn(lambda: jax.block_until_ready([function(arrays) for _ in range(calls)])))
     per_token = make_core(race, shape).flops_per_token(shape.length, True, shape.heads, shape.width, shape.width)
@@ -219,6 +247,8 @@ def race_line(name: str, shape: Shape, peer: subprocess.Popen | None, rounds: in
                 theirs = Cell.warm_up("theirs", lambda: ask(peer, {"turn": 1})["ms"])
     except PeerError as error:
         theirs, problem = None, f"theirs: {error}"
+    except jax.errors.JaxRuntimeError as error:
+        problem = f"ours: {error}".splitlines()[0][:200]
     try:
         ours, about = time_ours(name, shape, calls)
     except jax.errors.JaxRuntimeError as error:  # such as no memory
@@ -250,14 +280,16 @@ def main(argv: list[str]) -> None:
     if unknown := [name for name in names if name not in RACES]:
         raise InputError(f"--cores={arguments.cores}: {unknown[0]} must be among {', '.join(RACES)}")
     about, start = machine(), time.perf_counter()
+    is_over = lambda: bool(arguments.seconds) and time.perf_counter() - start > arguments.seconds
     results, left = CellLines(arguments.out / "races.jsonl", "core", "shape"), []
     with contextlib.ExitStack() as stack:
         peer = None
         if arguments.python.exists():
             peer = stack.enter_context(start_peer("races", arguments.python, WORKER))
-        for shape in shapes:
+        for shape in shapes:  # all cores at the first shape come first
+            compile_ahead(names, shape, is_over)
             for name in names:
-                if arguments.seconds and time.perf_counter() - start > arguments.seconds:
+                if is_over():
                     left.append(f"{name} at {shape}")
                     continue
                 line = race_line(name, shape, peer, arguments.rounds, arguments.calls)

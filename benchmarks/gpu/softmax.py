@@ -15,7 +15,7 @@ import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ LIBRARIES = {"gpu": ("cudnn",), "tpu": ("splash",)}
 THREADS = 4  # cases that are compiled at the same time
 CALLS = 10  # per turn
 HIDDEN = -1e30
+Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # q, k, v and d_out; or the output and three gradients
 COLUMNS = {
     "mask": ("case", "{}"),
     "by": ("implementation", "{}"),
@@ -195,13 +196,14 @@ TIMED = {
 }
 
 
-def make_arrays(mask: Mask, size: Size) -> tuple[jax.Array, ...]:
+def make_arrays(mask: Mask, size: Size) -> Arrays:
     """Draws queries, keys, values, and a gradient of the output that is zero at padding."""
     rows, queries = mask.real_BxL.shape
     shapes = [(size.heads, queries), *[(size.heads // mask.shared, mask.keys)] * 2, (size.heads, queries)]
     random = jax.random.split(jax.random.key(0), len(shapes))
     q, k, v, d_out = (
-        jax.random.normal(key, (rows, *shape, size.width), size.dtype) for key, shape in zip(random, shapes, strict=True)
+        jax.random.normal(key, (rows, *shape, size.width), size.dtype)
+        for key, shape in zip(random, shapes, strict=True)
     )
     return q, k, v, jnp.where(mask.real_BxL[:, None, :, None], d_out, 0)
 
@@ -226,17 +228,17 @@ def plainly(q: jax.Array, k: jax.Array, v: jax.Array, seen_BxLxM: jax.Array) -> 
     return product("bhij,bhje->bhie", jnp.where(seen_BxLxM[:, None], weights, 0), v)
 
 
-def with_gradients(attend: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
+def with_gradients(attend: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Returns the compiled function ((q, k, v, gradient), *mask) -> output and the gradients of q, k and v."""
 
-    def both(arrays: tuple[jax.Array, ...], *mask: Any) -> tuple[jax.Array, ...]:
+    def both(arrays: Arrays, *mask: Any) -> Arrays:
         out, pull = jax.vjp(lambda *x: attend(*x, *mask), *arrays[:3])
         return out, *pull(arrays[3])
 
     return jax.jit(both)
 
 
-def compare(mask: Mask, found: tuple[jax.Array, ...], expected: tuple[jax.Array, ...], allowed: float) -> Line:
+def compare(mask: Mask, found: Arrays, expected: Arrays, allowed: float) -> Line:
     """Returns the distances of output and gradients, and whether they are allowed."""
     counted = lambda out: jnp.where(mask.real_BxL[:, None, :, None], out, 0)
     output = float(worst_head(counted(found[0]), counted(expected[0]).astype(jnp.float32)))
@@ -265,7 +267,7 @@ def time_forms(name: str, mask: Mask, size: Size) -> Line:
     calls = {key: functools.partial(form, arrays, mask.key_span, mask.structure) for key, form in forms.items()}
     results = [jax.block_until_ready(call()) for call in calls.values()]
     # Each of them may be as far from exact as a check allows.
-    line = compare(mask, *results, 2 * AGREES[size.dtype])
+    line = compare(mask, results[0], results[1], 2 * AGREES[size.dtype])
     cells = {
         key: Cell.warm_up(key, make_turn(lambda call=call: jax.block_until_ready([call() for _ in range(CALLS)])))
         for key, call in calls.items()
@@ -287,10 +289,8 @@ def libraries_here(rehearse: bool) -> Iterator[tuple[str, ...]]:
             raise InputError(f"a {jax.default_backend()} has no such library: set --rehearse to try the program")
         yield LIBRARIES[jax.default_backend()]
         return
-    before, by_jax = dict(FUSED), jax.nn.dot_product_attention
-    FUSED["splash"] = before["splash"]._replace(
-        platform=None, attend=functools.partial(before["splash"].attend, interpret=True)
-    )
+    before, by_jax, splash = dict(FUSED), jax.nn.dot_product_attention, cast(Any, FUSED["splash"].attend)
+    FUSED["splash"] = before["splash"]._replace(platform=None, attend=functools.partial(splash, interpret=True))
     FUSED["cudnn"] = before["cudnn"]._replace(platform=None)
     jax.nn.dot_product_attention = lambda *x, implementation, **more: by_jax(*x, implementation="xla", **more)
     try:
@@ -365,7 +365,8 @@ def main(argv: list[str]) -> None:
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)
     if wrong := results.wrong():
-        raise RunError("do not use these: " + "; ".join(wrong) + "; set --config.model.quadratic.implementation=blocked")
+        instead = "set --config.model.quadratic.implementation=blocked"
+        raise RunError(f"do not use these: {'; '.join(wrong)}; {instead}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Our cores as the races call them, against recurrences in float64 with the conventions of the other side."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,6 +61,29 @@ def test_a_core_that_differs_from_its_kernel_is_not_timed_against_it(monkeypatch
     monkeypatch.setattr(races, "distance_from_theirs", lambda name, shape, peer: 0.01)
     line = races.race_line("retention", SHAPE, object(), 1, 1)  # type: ignore[arg-type]
     assert line["speedup"] == line["theirs_ms"] / line["ours_ms"] == 1 / line["ours_ms"]
+
+
+def test_all_cores_at_the_first_shape_come_first_and_the_rest_is_named(tmp_path, monkeypatch, capsys):
+    """Each race takes 100 s of a clock."""
+    clock, raced, ahead = [0.0], [], []
+
+    def race_line(name, shape, peer, rounds, calls):
+        clock[0] += 100
+        raced.append((name, str(shape)))
+        return {"core": name, "shape": str(shape), "not_compared": "a test"}
+
+    monkeypatch.setattr(races, "race_line", race_line)
+    monkeypatch.setattr(races, "compiled", lambda name, shape: ahead.append((name, shape.length)))
+    monkeypatch.setattr(races, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    words = ["--shapes=1x1024x2x4 1x256x2x4 1x128x2x4", "--seconds=550", "--python=/nowhere", f"--out={tmp_path}"]
+    races.main(words)
+    first, second, third = ([(name, f"1x{length}x2x4") for name in RACES] for length in (1024, 256, 128))
+    assert raced == [*first, second[0]]
+    named = ", ".join(f"{name} at {shape}" for name, shape in [*second[1:], *third])
+    assert f"not measured because of --seconds=550: {named}" in capsys.readouterr().out
+    # What checks and times a race is compiled before, and nothing when the time is over.
+    checked = [(name, length) for name in RACES for length in (races.CHECKED, 1024)]
+    assert sorted(ahead) == sorted([*checked, *((name, 256) for name in RACES)])
 
 
 def test_shapes_of_nonsense_are_refused():

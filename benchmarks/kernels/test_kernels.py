@@ -13,7 +13,7 @@ SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "mo
 
 
 def test_the_families_are_those_that_compute_by_a_kernel():
-    """Their inputs can be made, and their program has a kernel; gates of channels, the delta rule and softmax do not."""
+    """Their inputs can be made, and their programs have a kernel; those of gates, the delta rule and softmax not."""
     config = kernels.load_config("configs/tiny.py", [*SMALL, "--config.model.vocab_size=8"])
     families = kernels.with_kernels(config)
     reading = [name for name, row in kernels.FAMILIES.items() if "model.kernels" in row.reads()]

@@ -122,9 +122,7 @@ def test_our_fastest_form_is_compared(monkeypatch, step_ms, fails, end, form, tr
 def test_where_no_form_of_ours_runs_the_first_error_is_raised(monkeypatch):
     config = speed.load_config("configs/tiny.py", [*SMALL, "--config.data.vocab_size=300"])
     config.model.remat = "full"
-    (ours,) = speed.make_configs(
-        config, ["sdpa"], [16], keep_remat=True, tokens_per_step=64, dtype="float32"
-    ).values()
+    (ours,) = speed.make_configs(config, ["sdpa"], [16], keep_remat=True, tokens_per_step=64, dtype="float32").values()
     assert ours.model.remat == "full"
     fake_step(monkeypatch, {}, fails=speed.FORMS)
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED: scanned"):

@@ -20,6 +20,7 @@ from studies.quality.run import Part
 
 BLOCKED = "blocked"
 
+
 def time_parts(
     config: ConfigDict, parts: Sequence[Part], lines: Sequence[Line], rounds: int, file: pathlib.Path
 ) -> list[Line]:
@@ -73,13 +74,13 @@ def hash_of_group(group: Mapping[str, Any]) -> str:
 
 
 def softmax_of_group(group: Mapping[str, Any], platform: str) -> str:
-    """Returns the softmax attention that a group's models ask for, which `run_hash` leaves out; on a CPU auto is blocked.
+    """Returns the softmax attention that a group's models ask for: one word, or if they differ, one per model, by name.
 
-    One word, or if they differ, one per model, by name.
+    `run_hash` leaves it out. On a CPU auto is blocked.
     """
     of_auto = {"auto": BLOCKED} if platform == "cpu" else {}
-    asked = [group[name].model.quadratic.implementation for name in sorted(group)]
-    words = [of_auto.get(word, word) for word in asked]
+    asked: list[str] = [group[name].model.quadratic.implementation for name in sorted(group)]
+    words: list[str] = [of_auto.get(word, word) for word in asked]
     return " ".join(words if len(set(words)) > 1 else words[:1])
 
 
