@@ -153,6 +153,6 @@ def test_a_rehearsal(tmp_path, monkeypatch, capfd, name):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     out = tmp_path / "out"
     python = sys.executable if name == "peers" else "/nowhere"  # without PyTorch: a line says so
-    gpu.main([name, "--rehearse", f"--out={out}", f"--python={python}"])
+    gpu.main([name, "--rehearse", "--seconds=240", f"--out={out}", f"--python={python}"])
     files = sorted(out.rglob("*.jsonl"))
     assert files and all(read_jsonl(file) for file in files), capfd.readouterr().out
