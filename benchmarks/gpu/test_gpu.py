@@ -12,7 +12,6 @@ from small import ROOT
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.parts import PARTS, SECONDS, Part, Settings
-from flash_lm import sweep
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import read_jsonl
 
@@ -147,8 +146,6 @@ def test_an_unknown_part_ends_with_the_known_ones(capsys):
 @pytest.mark.parametrize("name", PARTS)
 def test_a_rehearsal(tmp_path, monkeypatch, capfd, name):
     """Each part ends in its time with lines; on a busy machine its later commands may have none."""
-    if name == "fleet" and "--vmap" not in sweep.flags().format_help():
-        pytest.skip("this version of flash_lm.sweep trains no runs as one program")
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     out = tmp_path / "out"

@@ -12,6 +12,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.models.facts import facts
 from flash_lm.runs.provenance import config_hash
 from flash_lm.sweeps.grid import apply_changes
+from flash_lm.training.vmapped_loop import check_vmapped
 from studies.controls import design
 from studies.gpu import curve, fleet
 from studies.quality.run import list_trunks, schedules
@@ -75,6 +76,11 @@ def test_each_job_left_is_a_member_of_one_fleet(fleets):
         for rate, seed in itertools.product(one.rates, one.seeds)
     }
     assert {key(job.config) for job in left} <= members
+
+
+def test_each_fleet_can_be_trained_as_one_program(fleets):
+    for one in fleets:
+        check_vmapped(parse(one.config))
 
 
 def test_a_fleet_has_the_schedule_of_the_last_decay(fleets, tmp_path):
