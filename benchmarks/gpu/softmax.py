@@ -30,15 +30,15 @@ from flash_lm.cli.types import positive
 from flash_lm.errors import InputError, RunError
 from flash_lm.layers.context import Context, make_memory
 from flash_lm.ops.chunk_rows import mask_of_chunks
-from flash_lm.ops.fused_attention import FUSED, fused_attention, problem
+from flash_lm.ops.fused_attention import LIBRARIES, fused_attention, problem
 from flash_lm.ops.quadratic_attention import quadratic_attention
 from flash_lm.ops.segments import find_segments
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
 
-LIBRARIES = {"gpu": ("cudnn",), "tpu": ("splash",)}
-THREADS = 4  # cases that are compiled at the same time
+OF_PLATFORM = {"gpu": ("cudnn",), "tpu": ("splash",)}
+THREADS = 8  # cases that are compiled at the same time
 CALLS = 10  # per turn
 HIDDEN = -1e30
 Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # q, k, v and d_out; or the output and three gradients
@@ -285,18 +285,18 @@ def libraries_here(rehearse: bool) -> Iterator[tuple[str, ...]]:
         InputError: this machine has none, and it is no rehearsal.
     """
     if not rehearse:
-        if jax.default_backend() not in LIBRARIES:
+        if jax.default_backend() not in OF_PLATFORM:
             raise InputError(f"a {jax.default_backend()} has no such library: set --rehearse to try the program")
-        yield LIBRARIES[jax.default_backend()]
+        yield OF_PLATFORM[jax.default_backend()]
         return
-    before, by_jax, splash = dict(FUSED), jax.nn.dot_product_attention, cast(Any, FUSED["splash"].attend)
-    FUSED["splash"] = before["splash"]._replace(platform=None, attend=functools.partial(splash, interpret=True))
-    FUSED["cudnn"] = before["cudnn"]._replace(platform=None)
+    before, by_jax, splash = dict(LIBRARIES), jax.nn.dot_product_attention, cast(Any, LIBRARIES["splash"].attend)
+    LIBRARIES["splash"] = before["splash"]._replace(platform=None, attend=functools.partial(splash, interpret=True))
+    LIBRARIES["cudnn"] = before["cudnn"]._replace(platform=None, refuses=lambda q, structure: None)
     jax.nn.dot_product_attention = lambda *x, implementation, **more: by_jax(*x, implementation="xla", **more)
     try:
         yield "cudnn", "splash"
     finally:
-        FUSED.update(before)
+        LIBRARIES.update(before)
         jax.nn.dot_product_attention = by_jax
 
 

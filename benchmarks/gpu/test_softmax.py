@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu import softmax
 from benchmarks.gpu.softmax import MASKS
 from flash_lm.errors import InputError, RunError
-from flash_lm.ops.fused_attention import FUSED
+from flash_lm.ops.fused_attention import LIBRARIES
 from flash_lm.runs.jsonl import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -31,20 +31,20 @@ def test_what_differs_or_fails_ends_with_an_error(tmp_path, monkeypatch, wrong):
     """Two tokens of one sequence, NaN, or an error of the library; the other masks have their lines."""
     monkeypatch.setattr(softmax, "REHEARSAL", SMALL._replace(lengths=()))
     monkeypatch.setattr(softmax, "MASKS", {name: MASKS[name] for name in ("causal", "grouped queries")})
-    right = FUSED["cudnn"].attend
+    right = LIBRARIES["cudnn"].attend
 
     def attend(arrays, mask, scale):
         out = right(arrays, mask, scale)
         return wrong(out) if arrays[0].shape == arrays[1].shape else out
 
-    monkeypatch.setitem(FUSED, "cudnn", FUSED["cudnn"]._replace(attend=attend))
+    monkeypatch.setitem(LIBRARIES, "cudnn", LIBRARIES["cudnn"]._replace(attend=attend))
     monkeypatch.setattr(softmax, "problem", lambda name, *_: "not tried" if name == "splash" else None)
     with pytest.raises(RunError, match=r"^do not use these: cudnn, causal, 20 tokens: [^;]*; set --config"):
         softmax.main(["--rehearse", f"--out={tmp_path}"])
     lines = {line["case"]: line for line in read_jsonl(tmp_path / "softmax.jsonl") if line["implementation"] == "cudnn"}
     assert lines["grouped queries"]["agrees"] and not lines["causal"].get("agrees")
     assert "not tried" in (tmp_path / "table.md").read_text()
-    assert FUSED["cudnn"].platform == "gpu"
+    assert LIBRARIES["cudnn"].platform == "gpu"
 
 
 def test_without_a_library_nothing_is_checked(tmp_path):
