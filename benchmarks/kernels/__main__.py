@@ -231,6 +231,40 @@ def _table(lines: list[Line]) -> str:
     return markdown_table(lines, columns)
 
 
+def measure(
+    config: Any, families: list[str], lengths: list[int], arguments: argparse.Namespace, about: Line, file: pathlib.Path
+) -> tuple[list[Line], dict[Case, str], list[str]]:
+    """Checks and times one family after another, so that each has its lines in `file` when it ends.
+
+    Returns:
+        The lines, the errors of cases whose check failed, and the names of those for which no time was left.
+    """
+    start, product = time.perf_counter(), None
+    timed, failed_checks, left = [], {}, []
+    is_over = lambda: bool(arguments.seconds) and time.perf_counter() - start > arguments.seconds
+    odd = lengths[0] - lengths[0] // 7
+    for name in families:
+        # Timed cases, and packed ones of an odd length that are only checked.
+        cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for length in lengths]
+        packed = [
+            Case(config, name, odd, 4 * odd, arguments.dtype, causal, packed=True)
+            for causal in ((True, False) if name in BOTH_WAYS else (True,))
+        ]
+        if is_over():
+            left += [case.name for case in cases]
+            continue
+        line_of, failed = check_all([*packed, *cases])
+        failed_checks |= failed
+        for case in cases if not failed else []:
+            if is_over():
+                left.append(case.name)
+                continue
+            product = product or product_of_squares(arguments.dtype, arguments.calls)
+            timed.append(line_of[case] | time_forms(case, product, arguments.rounds, arguments.calls) | about)
+            append_jsonl(file, timed[-1:])
+    return timed, failed_checks, left
+
+
 def main(argv: list[str]) -> None:
     """Adds a line to kernels.jsonl in OUT as each length of a family ends, and writes table.md."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=main.__doc__)
@@ -254,8 +288,8 @@ def main(argv: list[str]) -> None:
     families = split_words(arguments.families) or with_kernels(config)
     known = with_kernels(config, [name for name in families if name in FAMILIES])
     if unknown := [name for name in families if name not in known]:
-        able = ", ".join(with_kernels(config))
-        raise InputError(f"--families={arguments.families}: {unknown[0]} has no kernel: choose among {able}")
+        able = ", ".join(with_kernels(config)) or "none"
+        raise InputError(f"--families={arguments.families}: {unknown[0]} has no kernel here; families that do: {able}")
     lengths = parse_integers(arguments.lengths)
     if uneven := [length for length in lengths if arguments.tokens % length]:
         raise InputError(
@@ -265,29 +299,7 @@ def main(argv: list[str]) -> None:
     file, table = arguments.out / "kernels.jsonl", arguments.out / "table.md"
     for old in (file, table):
         old.unlink(missing_ok=True)  # otherwise the speeds of a kernel that no longer agrees would remain
-    start, failed_checks, timed, left = time.perf_counter(), {}, [], []
-    is_over = lambda: bool(arguments.seconds) and time.perf_counter() - start > arguments.seconds
-    product: Cell | None = None
-    # A family is checked, on packed sequences of an odd length, too, then timed, so that its lines are there.
-    odd = lengths[0] - lengths[0] // 7
-    for name in families:
-        cases = [Case(config, name, length, arguments.tokens, arguments.dtype) for length in lengths]
-        packed = [
-            Case(config, name, odd, 4 * odd, arguments.dtype, causal, packed=True)
-            for causal in ((True, False) if name in BOTH_WAYS else (True,))
-        ]
-        if is_over():
-            left += [case.name for case in cases]
-            continue
-        line_of, failed = check_all([*packed, *cases])
-        failed_checks |= failed
-        for case in cases if not failed else []:
-            if is_over():
-                left.append(case.name)
-                continue
-            product = product or product_of_squares(arguments.dtype, arguments.calls)
-            timed.append(line_of[case] | time_forms(case, product, arguments.rounds, arguments.calls) | about)
-            append_jsonl(file, timed[-1:])
+    timed, failed_checks, left = measure(config, families, lengths, arguments, about, file)
     if left:
         print(f"not measured because of --seconds={arguments.seconds}: {', '.join(left)}")
     if timed:

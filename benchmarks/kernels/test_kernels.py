@@ -1,5 +1,7 @@
 """Interpreted kernels compared with XLA's versions, at tiny sizes."""
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 
@@ -22,8 +24,32 @@ def test_the_families_are_those_that_compute_by_a_kernel():
         case = kernels.Case(config, name, 16, 32, "float32")
         inputs = jax.eval_shape(lambda case=case: case.inputs("float32"))
         assert "pallas_call" in str(jax.make_jaxpr(case.functions("pallas")[0])(*inputs)), name
-    with pytest.raises(InputError, match=f"gla has no kernel: choose among {', '.join(families)}"):
+    with pytest.raises(InputError, match=f"gla has no kernel here; families that do: {', '.join(families)}"):
         kernels.main(["--config=configs/tiny.py", "--families=flash gla", "--out=/nowhere", *SMALL])
+
+
+def test_each_family_has_its_lines_before_the_next_and_the_rest_is_named(tmp_path, monkeypatch, capsys):
+    """A check takes 10 s of a clock, and so does each length; the second family is checked and not timed."""
+    clock, file = [0.0], tmp_path / "kernels.jsonl"
+
+    def check_all(cases):
+        clock[0] += 10
+        return {case: {"family": case.family, "length": case.length} for case in cases}, {}
+
+    def time_forms(case, *_):
+        clock[0] += 10
+        return {}
+
+    monkeypatch.setattr(kernels, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(kernels, "check_all", check_all)
+    monkeypatch.setattr(kernels, "time_forms", time_forms)
+    monkeypatch.setattr(kernels, "product_of_squares", lambda *_: "product")
+    words = ["--config=configs/tiny.py", "--lengths=16 32", "--tokens=32", "--config.data.vocab_size=300", *SMALL]
+    kernels.main([*words, "--families=flash mamba2 flash_quad", "--seconds=35", f"--out={tmp_path}"])
+    assert [(line["family"], line["length"]) for line in read_jsonl(file)] == [("flash", 16), ("flash", 32)]
+    left = [f"{name} at {length} tokens" for name in ("mamba2", "flash_quad") for length in (16, 32)]
+    assert f"not measured because of --seconds=35: {', '.join(left)}" in capsys.readouterr().out
+    assert (tmp_path / "table.md").exists()
 
 
 @pytest.mark.slow("times kernels")
