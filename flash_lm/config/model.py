@@ -1,7 +1,8 @@
 """The schema of `config.model`: the keys that every family shares."""
 
 import dataclasses
-import importlib.metadata
+import importlib
+from typing import Any
 
 from flash_lm.config.keys import SECTIONS, Group, above, at_least, fraction, key, one_of
 from flash_lm.config.registry import FAMILIES, HEADS
@@ -29,7 +30,8 @@ def _normalizer(x: str) -> str | None:
 def _kernels(x: str) -> str | None:
     if x in KERNELS:
         return None
-    installed = sorted(importlib.metadata.entry_points(group=KERNEL_GROUP).names)
+    metadata: Any = importlib.import_module("importlib.metadata")  # only now: it is slow to import
+    installed = sorted(metadata.entry_points(group=KERNEL_GROUP).names)
     return None if x in installed else f"one of {', '.join((*KERNELS, *installed))}, or install its package"
 
 
