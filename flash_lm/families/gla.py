@@ -96,10 +96,8 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
     ):
         """H heads."""
         dim, keys, rank = config.model_dim, options.key_dim, options.gate_rank
-        self.core, self.rotary = (
-            GatedCore(min(linear.chunk_size, longest_chunk(options.gate_floor)), config.kernels),
-            False,
-        )
+        chunk_size = min(linear.chunk_size, longest_chunk(options.gate_floor))
+        self.core, self.rotary = GatedCore(chunk_size, config.kernels), False
         self.heads = self.key_heads = config.num_heads
         self.key_width, self.value_width = keys // self.heads, dim // self.heads
         self.normalizer, self.floor = options.gate_normalizer, options.gate_floor

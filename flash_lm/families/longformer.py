@@ -31,7 +31,6 @@ from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.ops import banded_softmax as ops
 from flash_lm.ops.banded_softmax import SoftmaxPart
-from flash_lm.ops.fused_attention import LIBRARIES, fused_attention
 from flash_lm.ops.gather_tokens import index_chosen
 from flash_lm.ops.implementations import report
 from flash_lm.ops.kv_cache import (
@@ -45,8 +44,8 @@ from flash_lm.ops.kv_cache import (
     write_token,
 )
 from flash_lm.ops.matmul import matmul
-from flash_lm.ops.softmax_choice import PART, choose_softmax
-from flash_lm.ops.visibility import KeySpan, MaskStructure
+from flash_lm.ops.softmax_choice import PART, softmax_by_library
+from flash_lm.ops.visibility import KeySpan
 
 
 def _dilations(gaps: tuple) -> str | None:
@@ -114,21 +113,19 @@ class WindowCore(PlainCore):
         """A core for layers with these windows; `implementation`: `model.quadratic.implementation`."""
         self.largest, self.global_tokens = max(windows), options.global_tokens
         self.implementation, self.one_window = implementation, len(set(windows)) == 1
-        largest = self.largest
         self.dilations = tuple(sorted(set(options.dilations)))
         self.dilated_heads = 0 if self.dilations == (1,) else options.dilated_heads
         self.state_dtype = jnp.dtype(config.state_dtype)
         gap = self.dilations[-1] if self.dilated_heads else 1
         period = math.lcm(*self.dilations)  # so that the first token after the ring begins each folded row
-        self.ring_size = -(-((largest - 1) * gap + 1) // period) * period
+        self.ring_size = -(-((self.largest - 1) * gap + 1) // period) * period
 
     def __call__(self, by: WindowInputs, v: jax.Array, context: Context) -> jax.Array:
         """B×H×L×E."""
         assert context.segments is not None
         (q, k), (values, global_values), offsets_BxL = by.pair, self._split(v), context.segments.offsets_BxL
-        mask = context.key_span(self.largest), context.structure(self.largest)
-        if (name := self._fused(q, k, v, mask)) is not None:
-            return fused_attention(name, q, k, v, *mask, scale=1 / math.sqrt(q.shape[-1]))
+        if (out := self._attend_by_library(q, k, v, context)) is not None:
+            return out
         start_BxL = context.key_span().index_BxL - offsets_BxL
 
         def key_span(reach: jax.Array) -> KeySpan:
@@ -240,16 +237,14 @@ class WindowCore(PlainCore):
         )
         return out.astype(v.dtype), WindowState(state.ring, first)
 
-    def _fused(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, mask: tuple[KeySpan, MaskStructure | None]
-    ) -> str | None:
-        """The implementation of a library for a plain window; None: bands of blocks."""
+    def _attend_by_library(self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context) -> jax.Array | None:
+        """Plain windows by a library; None: bands of blocks."""
         # Libraries merge no softmaxes, and a window that differs by layer is a traced number.
         if self.global_tokens or self.dilated_heads or not self.one_window:
             report(PART, "bands of blocks, for global tokens, dilation or windows that differ by layer")
             return None
-        name = choose_softmax(self.implementation, q, k, v, *mask, otherwise="bands of blocks")
-        return name if name in LIBRARIES else None
+        mask, scale = (context.key_span(self.largest), context.structure(self.largest)), 1 / math.sqrt(q.shape[-1])
+        return softmax_by_library(self.implementation, q, k, v, *mask, scale=scale, otherwise="bands of blocks")
 
     def _near(
         self, by: WindowInputs, k: jax.Array, v: jax.Array, key_span: Callable[[jax.Array], KeySpan]

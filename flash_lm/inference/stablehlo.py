@@ -18,6 +18,7 @@ from jax import export as jax_export
 
 from flash_lm.errors import InputError
 from flash_lm.inference.model import TrainedModel
+from flash_lm.layers.quadratic_core import compiled_by_xla
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.training.train_state import ModelFunction
 
@@ -77,7 +78,7 @@ def describe_programs(trained: TrainedModel, sizes: Sizes) -> dict[str, Any]:
 def _programs(trained: TrainedModel, sizes: Sizes) -> dict[str, jax_export.Exported]:
     """Exports the programs by name, with parameters and states as flat dicts."""
     # The model without kernels and libraries; parameters are arguments, and constants are part of the programs.
-    config = trained.config.model.put("kernels", "xla").put("quadratic.implementation", "blocked")
+    config = compiled_by_xla(trained.config.model)
     model = ModelFunction(config, trained.config.seed).replace_constants(trained.model.constants)
     capacity = _capacity(trained, sizes)
     start = lambda bound: bound.init_state(sizes.rows, capacity)

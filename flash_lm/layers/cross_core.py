@@ -10,11 +10,10 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Memory
 from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.layers.sublayer import State
-from flash_lm.ops.fused_attention import LIBRARIES, fused_attention
 from flash_lm.ops.linear_attention import append_ones, elu_plus_one, ratio
 from flash_lm.ops.matmul import matmul
 from flash_lm.ops.quadratic_attention import quadratic_attention
-from flash_lm.ops.softmax_choice import choose_softmax
+from flash_lm.ops.softmax_choice import softmax_by_library
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 
@@ -102,11 +101,11 @@ class PairsCore(nnx.Module):
         # In blocks or by a library, so that memory does not grow with the product of both lengths.
         scale = q.shape[-1] ** -0.5
         if self.function == "softmax" and q.shape[2] > 1:
-            implementation = choose_softmax(
-                self.implementation, q, k, v, key_span, structure, part="cross attention", trains=trains
+            by_library = softmax_by_library(
+                self.implementation, q, k, v, key_span, structure, scale=scale, part="cross attention", trains=trains
             )
-            if implementation in LIBRARIES:
-                return fused_attention(implementation, q, k, v, key_span, structure, scale=scale)
+            if by_library is not None:
+                return by_library
         return quadratic_attention(
             q,
             k,

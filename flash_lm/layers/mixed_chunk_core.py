@@ -12,7 +12,6 @@ from flash_lm.layers.context import Context
 from flash_lm.layers.positions import MakeBias
 from flash_lm.ops import mixed_chunk_attention as ops
 from flash_lm.ops.chunk_rows import chunks_to_rows, mask_of_chunks, rows_to_sequences
-from flash_lm.ops.fused_attention import LIBRARIES, fused_attention
 from flash_lm.ops.implementations import report
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import Across, attend_in_chunks
@@ -29,7 +28,7 @@ from flash_lm.ops.mixed_chunk_decode import (
 )
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.positions import toeplitz
-from flash_lm.ops.softmax_choice import choose_softmax
+from flash_lm.ops.softmax_choice import softmax_by_library
 from flash_lm.ops.visibility import KeySpan
 
 # (whether chunks overlap, causal or not) -> the chunks that local attention sees, relative to that of the query.
@@ -229,11 +228,10 @@ class MixedChunkCore(PlainCore):
         size, (batch, _, length, _) = min(self.chunk_size, v.shape[2]), v.shape
         q, k, values = (chunks_to_rows(x, size) for x in (*pair, v))
         mask = mask_of_chunks(context.key_span(), context.structure(), size, batch)
-        name = choose_softmax(self.implementation, q, k, values, *mask, part=part, otherwise=by_xla)
-        if name not in LIBRARIES:
-            return None
-        out = fused_attention(name, q, k, values, *mask, scale=self._scale(q))
-        return rows_to_sequences(out, batch, length)
+        out = softmax_by_library(
+            self.implementation, q, k, values, *mask, scale=self._scale(q), part=part, otherwise=by_xla
+        )
+        return None if out is None else rows_to_sequences(out, batch, length)
 
     def _attend_globally(self, pair: Pair, v: jax.Array, context: Context) -> jax.Array:
         segments = context.segments

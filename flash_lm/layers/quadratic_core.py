@@ -11,7 +11,6 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention_core import Pairs, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.positions import MakeBias
-from flash_lm.ops.fused_attention import LIBRARIES, fused_attention
 from flash_lm.ops.implementations import report
 from flash_lm.ops.kernels.choice import choose_backend
 from flash_lm.ops.kernels.chunks import attend_in_chunks
@@ -19,7 +18,7 @@ from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.kv_cache import write
 from flash_lm.ops.normalizer import normalizer
 from flash_lm.ops.quadratic_attention import quadratic_attention
-from flash_lm.ops.softmax_choice import IMPLEMENTATIONS, PART, check_request, choose_softmax
+from flash_lm.ops.softmax_choice import IMPLEMENTATIONS, PART, check_request, softmax_by_library
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 _SMALLEST_SHARE = 512  # slots of the cache
@@ -36,6 +35,12 @@ class QuadraticOptions:
         one_of(*IMPLEMENTATIONS),
         same=("blocked",),
     )
+
+
+def compiled_by_xla(config: ModelConfig) -> ModelConfig:
+    """The config of the same model without kernels and libraries, for programs that must not contain them."""
+    plain = config.get("quadratic.implementation") == "plain"
+    return config.put("kernels", "xla").put("quadratic.implementation", "plain" if plain else "blocked")
 
 
 class KeyValueCache(NamedTuple):
@@ -138,9 +143,10 @@ class QuadraticCore(PlainCore):
         shape, dtype, groups, one_token = q.shape, q.dtype, q.shape[1] // k.shape[1], q.shape[2] == 1
         scale = self.normalizer.scale(q.shape[-1], length, self.function)
         q = q.astype(k.dtype)
-        implementation = "plain" if one_token else self._implementation(q, k, v, key_span, structure, trains)
-        if implementation in LIBRARIES:
-            return fused_attention(implementation, q, k, v, key_span, structure, scale=scale).astype(dtype)
+        if self.function == "softmax" and not one_token:
+            by_library = self._attend_by_library(q, k, v, key_span, structure, scale=scale, trains=trains)
+            if by_library is not None:
+                return by_library.astype(dtype)
         # Grouped-query attention: repeat the keys, or for a single token fold the group into the queries.
         if one_token:
             # Queries that share a head of keys become several queries of one head, so the cache is read without a copy.
@@ -156,18 +162,20 @@ class QuadraticCore(PlainCore):
             scale=scale,
             divisor_BxL=self.normalizer.over_all(key_span.count(), length),
             bias=self.bias,
-            blocked=implementation == "blocked",
+            blocked=self.implementation != "plain" and not one_token,
         )
         return out.reshape(*shape[:3], v.shape[-1]).astype(dtype)
 
-    def _implementation(self, q, k, v, key_span: KeySpan, structure: MaskStructure | None, trains: bool) -> str:
+    def _attend_by_library(
+        self, q, k, v, key_span: KeySpan, structure: MaskStructure | None, *, scale: float, trains: bool
+    ) -> jax.Array | None:
         by_xla = "plain" if self.implementation == "plain" else "blocked"
-        if self.function != "softmax":
-            return by_xla
         if self.bias is not None:
             report(PART, f"{by_xla}, since libraries do not take its bias")
-            return by_xla
-        return choose_softmax(self.implementation, q, k, v, key_span, structure, otherwise=by_xla, trains=trains)
+            return None
+        return softmax_by_library(
+            self.implementation, q, k, v, key_span, structure, scale=scale, otherwise=by_xla, trains=trains
+        )
 
     def _kernel(self, q: jax.Array, v: jax.Array) -> str | None:
         if self.function == "softmax":  # not a function of each score: libraries have it, and no kernel of ours

@@ -28,7 +28,7 @@ def choose_softmax(
     """The implementation of one attention; it is reported.
 
     Args:
-        requested: `model.quadratic.implementation`, one of `IMPLEMENTATIONS`; `auto` is the fastest of the machine.
+        requested: `model.quadratic.implementation`, one of `IMPLEMENTATIONS`; `auto` is the library of the machine.
         q_BxHxLxK: queries, for their shape and dtype, as are the keys and values.
         k_BxHxMxK: keys.
         v_BxHxMxE: values.
@@ -53,16 +53,34 @@ def choose_softmax(
     shapes = (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE)
     if reason := fused_attention.problem(name, *shapes, key_span, structure, trains=trains):
         if trains and requested != "auto":
-            raise InputError(
-                f"model.quadratic.implementation={name} cannot compute this: {reason}; set "
-                "--config.model.quadratic.implementation=auto"
-            )
+            raise _refusal(name, reason)
         report(part, f"{otherwise}, not {name}: {reason}")
         return otherwise
     # What packing costs is said; the mask of a prompt's piece and its cache is small.
     size = structure and fused_attention.mask_bytes(name, q_BxHxLxK, k_BxHxMxK, structure)
     report(part, f"{name}, with a mask of all pairs, {size / 1e6:,.1f} MB" if size else name)
     return name
+
+
+def softmax_by_library(
+    requested: str,
+    q_BxHxLxK: jax.Array,
+    k_BxHxMxK: jax.Array,
+    v_BxHxMxE: jax.Array,
+    key_span: KeySpan,
+    structure: MaskStructure | None,
+    *,
+    scale: float,
+    part: str = PART,
+    otherwise: str = "blocked",
+    trains: bool = True,
+) -> jax.Array | None:
+    """`fused_attention` by the library that `choose_softmax` chooses; None: XLA compiles it. Arguments are theirs."""
+    arrays = (q_BxHxLxK, k_BxHxMxK, v_BxHxMxE)
+    name = choose_softmax(requested, *arrays, key_span, structure, part=part, otherwise=otherwise, trains=trains)
+    if name not in LIBRARIES:
+        return None
+    return fused_attention.fused_attention(name, *arrays, key_span, structure, scale=scale)
 
 
 def check_request(requested: str, function: str, has_bias: bool) -> None:
@@ -77,7 +95,11 @@ def check_request(requested: str, function: str, has_bias: bool) -> None:
     if function != "softmax" or has_bias:
         reason = f"it is for softmax without a bias, and this is {function}{' with a bias' if has_bias else ''}"
     if reason:
-        raise InputError(
-            f"model.quadratic.implementation={requested} cannot compute this: {reason}; set "
-            "--config.model.quadratic.implementation=auto"
-        )
+        raise _refusal(requested, reason)
+
+
+def _refusal(name: str, reason: str) -> InputError:
+    return InputError(
+        f"model.quadratic.implementation={name} cannot compute this: {reason}; set "
+        "--config.model.quadratic.implementation=auto"
+    )

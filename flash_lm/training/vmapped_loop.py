@@ -14,6 +14,7 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.registry import TASKS
 from flash_lm.data.packing import Rows
 from flash_lm.errors import InputError, NonfiniteError
+from flash_lm.layers.quadratic_core import compiled_by_xla
 from flash_lm.ops.implementations import recorded
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.metrics import MetricsWriter
@@ -24,8 +25,8 @@ from flash_lm.training.train_loop import check_run, is_due, open_checkpoints, wh
 from flash_lm.training.validation import make_validation
 from flash_lm.training.vmapped_step import VmappedStep
 
-# Values of keys of the model that no kernel serves; the first is what `auto` means here, also on accelerators.
-_COMPILED_BY_XLA = {"kernels": ("xla",), "quadratic.implementation": ("blocked", "plain")}
+# Values of keys of the model that no kernel serves.
+_COMPILED_BY_XLA = {"kernels": ("auto", "xla"), "quadratic.implementation": ("auto", "blocked", "plain")}
 
 
 def check_vmapped(config: Config) -> None:
@@ -39,7 +40,7 @@ def check_vmapped(config: Config) -> None:
     if config.data.streaming:
         raise InputError("--vmap needs a corpus that is not streamed: leave --vmap out, or set data.streaming=false")
     for key, allowed in _COMPILED_BY_XLA.items():
-        if (value := config.model.get(key)) not in ("auto", *allowed):
+        if (value := config.model.get(key)) not in allowed:
             raise InputError(
                 f"--vmap trains without kernels, but got model.{key}={value}: leave --vmap out, or set model.{key}=auto"
             )
@@ -103,10 +104,9 @@ class _Member:
 def _open(stack: contextlib.ExitStack, folder: pathlib.Path, config: ConfigDict) -> _Member:
     run = stack.enter_context(open_run(folder, config))
     check_vmapped(run.config)
-    model = run.config.model
-    for key, (value, *_) in _COMPILED_BY_XLA.items():
-        model = model.put(key, value) if model.get(key) == "auto" else model
-    experiment = build_experiment(dataclasses.replace(run.config, model=model), run.known_corpus())
+    # `auto` is what XLA compiles here, also on accelerators.
+    compiled = dataclasses.replace(run.config, model=compiled_by_xla(run.config.model))
+    experiment = build_experiment(compiled, run.known_corpus())
     validation = experiment.evaluation_rows("validation")
     check_run(experiment, run, validation)
     stack.enter_context(jax.set_mesh(experiment.mesh))
