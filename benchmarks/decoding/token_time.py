@@ -23,7 +23,6 @@ import numpy as np
 from benchmarks.lib.bare_decoding import BareDecoding
 from benchmarks.lib.cell_lines import CellLines
 from benchmarks.lib.machine import machine, machines
-from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -35,6 +34,7 @@ from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import markdown_table, pivot
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.training.chips import peak_flops
 from flash_lm.training.device import free_memory
 
 CACHED = "transformer_plus_plus"

@@ -28,7 +28,6 @@ from flax import nnx
 
 from benchmarks.lib.cell_lines import CellLines
 from benchmarks.lib.machine import machine, machines
-from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.peers import add_python
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from benchmarks.peers.speed import PeerError, ask, start_peer
@@ -47,6 +46,7 @@ from flash_lm.ops.linear_attention import elu_plus_one
 from flash_lm.ops.segments import whole_row
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
+from flash_lm.training.chips import peak_flops
 
 WORKER = pathlib.Path(__file__).with_name("races_worker.py")
 SHAPES = "4x2048x16x128 2x16384x16x128 1x8192x96x128"  # sequences × length × heads × width of a head

@@ -4,8 +4,8 @@ import statistics
 
 import pytest
 
-from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.timing import SLOW_MS, Cell, take_turns
+from flash_lm.training.chips import peak_flops
 
 
 def make_cell(order: list[str], name: str, times: list[float]) -> Cell:

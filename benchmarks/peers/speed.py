@@ -28,7 +28,6 @@ from ml_collections import ConfigDict
 from benchmarks.lib.allocator import chosen_settings, keep_memory
 from benchmarks.lib.bare_step import BareStep, step_config
 from benchmarks.lib.machine import machine, machines
-from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, peer_shape
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.huge_pages import user_environment
@@ -43,6 +42,7 @@ from flash_lm.report.markdown import markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import cpu_threads
+from flash_lm.training.chips import peak_flops
 from flash_lm.training.train_state import ModelFunction
 
 # peer -> our config keys of the same model

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from benchmarks.lib.bare_step import BareStep, step_config
 from benchmarks.lib.cell_lines import CellLines
 from benchmarks.lib.machine import machine
-from benchmarks.lib.peaks import peak_flops
 from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
 from flash_lm.cli.load import load_config
@@ -38,6 +37,7 @@ from flash_lm.families.family import families_with_form
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import config_hash
+from flash_lm.training.chips import peak_flops
 from flash_lm.training.device import free_memory
 
 Keep = Callable[[str, Line], None]  # called with a family and what its line says besides what it said before

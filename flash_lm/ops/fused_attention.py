@@ -17,6 +17,7 @@ from absl import flags
 
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.on_mesh import on_mesh, rows_per_device
+from flash_lm.ops.target import target_platform
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 _MOST_MASK_BYTES = 4 << 30  # of the masks of all pairs of a device
@@ -128,7 +129,7 @@ def is_cudnn(primitive: Any, *_: Any, **__: Any) -> bool:
 
 def unavailable(implementation: str) -> str | None:
     """Why this machine or installation does not have an implementation; None: it does."""
-    library, platform = LIBRARIES[implementation], jax.default_backend()
+    library, platform = LIBRARIES[implementation], target_platform()
     if library.platform not in (None, platform):
         return f"it needs a {library.platform.upper()}, and this is a {platform.upper()}"
     return library.missing()

@@ -6,6 +6,7 @@ from flash_lm.errors import InputError
 from flash_lm.ops import fused_attention
 from flash_lm.ops.fused_attention import LIBRARIES
 from flash_lm.ops.implementations import report
+from flash_lm.ops.target import target_platform
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 
 IMPLEMENTATIONS = ("auto", "plain", "blocked", *LIBRARIES)
@@ -45,7 +46,7 @@ def choose_softmax(
     Raises:
         InputError: the requested implementation cannot compute this.
     """
-    name = _FASTEST.get(jax.default_backend(), "blocked") if requested == "auto" else requested
+    name = _FASTEST.get(target_platform(), "blocked") if requested == "auto" else requested
     if name not in LIBRARIES:
         asked = "" if requested == "auto" else ", as model.quadratic.implementation says"
         report(part, otherwise + asked)

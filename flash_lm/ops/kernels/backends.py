@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from flash_lm.ops.attention_functions import ELEMENTWISE
+from flash_lm.ops.target import target_platform
 
 
 def _module(name: str) -> Any:
@@ -105,8 +106,10 @@ def _rolled(ref: Any, start: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def shared_memory() -> int:
-    """Bytes of shared memory that a program on this GPU may use; 0 if the device does not say."""
-    return getattr(jax.devices()[0], "shared_memory_per_block_optin", 0)
+    """Bytes of shared memory that a program on the GPU may use; 0 if the device does not say."""
+    device = jax.devices()[0]
+    # Compiled ahead of time for a GPU that is not here: a Hopper, see `training.ahead_of_time`.
+    return getattr(device, "shared_memory_per_block_optin", 0) if device.platform == target_platform() else 232_448
 
 
 def _problem_on_triton(work: Work) -> str | None:

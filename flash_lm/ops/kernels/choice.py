@@ -4,6 +4,7 @@ import jax
 
 from flash_lm.ops.implementations import report
 from flash_lm.ops.kernels.backends import BACKENDS, Work
+from flash_lm.ops.target import target_platform
 
 _BACKENDS = {"gpu": "triton", "tpu": "mosaic"}
 _SMALLEST = 128  # queries in a chunk: with fewer, a tile is mostly padding
@@ -29,7 +30,7 @@ def choose_backend(
     Returns:
         A name of `BACKENDS`, or None for the form that XLA compiles.
     """
-    platform = jax.default_backend()
+    platform = target_platform()
     backend = _BACKENDS.get(platform, "interpreted")
     if requested not in ("auto", "pallas"):
         unless = f"model.kernels={requested}"

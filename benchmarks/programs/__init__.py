@@ -1,0 +1,1 @@
+"""Programs that are compiled for a chip and read, not run."""

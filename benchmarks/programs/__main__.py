@@ -1,0 +1,118 @@
+"""Memory and moved bytes of a training step, from the program that XLA compiles for a chip that need not be here.
+
+    pip install libtpu 'jax[cuda12]'    # the compilers for TPUs and for NVIDIA GPUs
+    python -m benchmarks.programs --chip=H200 --models="flash transformer_plus_plus" --length=2048 --tokens=65536 \
+        --out=benchmarks/programs/results/h200.jsonl --config.model.remat=none
+
+A model is a preset of --config, and perhaps keys: mamba2+ssd.chunk_size=256. One line each, which replaces that of an
+older run: bytes of state and temporary arrays, and bytes that the step reads from and writes to the device's memory, by
+kind of work.
+"""
+
+import argparse
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.lib.cell_lines import CellLines
+from benchmarks.lib.machine import machine
+from benchmarks.lib.moved_bytes import count_moved_bytes
+from flash_lm.cli.load import load_config
+from flash_lm.cli.run import run
+from flash_lm.cli.types import positive, split_words
+from flash_lm.config.experiment import Config, parse
+from flash_lm.config.overrides import variant
+from flash_lm.config.registry import TASKS
+from flash_lm.families.family import complete_config
+from flash_lm.models.facts import training_flops
+from flash_lm.ops.implementations import recorded
+from flash_lm.runs.jsonl import Line
+from flash_lm.training.ahead_of_time import chip_devices, compile_for
+from flash_lm.training.chips import CHIPS
+from flash_lm.training.compiled_step import batch_shapes
+from flash_lm.training.setup import build_setup
+from flash_lm.training.sharding import make_mesh
+from flash_lm.training.train_step import make_train_step
+
+
+def model_config(base: str, word: str, overrides: list[str], length: int, tokens: int) -> Config:
+    """Returns the config of one model: one batch of `tokens` without microbatches; keys in the word win."""
+    preset, *_ = word.split("+")
+    config = load_config(f"{base}:{preset}", overrides)
+    config.model.update(max_length=length)
+    config.data.update(length=length, tokens_per_batch=tokens)
+    config.train.accumulate = 1
+    return complete_config(parse(variant(config, word)[1]))
+
+
+def measure(config: Config, chip: str) -> tuple[Line, str]:
+    """Compiles the step for one chip; returns a line and the program's text."""
+    devices = chip_devices(chip)
+    setup = build_setup(config, make_mesh(config.mesh, devices))
+    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
+    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=setup.abstract.step.sharding)
+    start = time.perf_counter()
+    with jax.set_mesh(setup.mesh), recorded() as implementations:
+        lowered = jax.jit(step, donate_argnums=0).lower(setup.abstract, batch_shapes(setup), rate)
+        program = compile_for(lowered, devices[0])
+    memory, text = program.memory_analysis(), program.as_text()
+    tokens, length = config.data.tokens_per_batch, config.data.length
+    # The only loop whose length depends on the data is that of the loss.
+    moved = count_moved_bytes(text, unknown_trips=-(-tokens // config.train.loss_chunk))
+    flops = training_flops(setup.model.abstract, tokens, length)
+    seconds = {"flops": flops / CHIPS[chip].peaks[config.model.dtype] / 1e12}
+    seconds["bytes"] = sum(moved.values()) / CHIPS[chip].bandwidth / 1e9
+    line: Line = {
+        "family": config.model.label,
+        "parameters": setup.model.parameter_count(),
+        "length": length,
+        "tokens_a_step": tokens,
+        "dtype": config.model.dtype,
+        "remat": config.model.remat,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "peak_bytes": memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes,
+        "moved_bytes": sum(moved.values()),
+        **{f"moved_bytes_{kind}": size for kind, size in moved.items()},
+        "model_flops": flops,
+        **{f"least_ms_{name}": 1000 * bound for name, bound in seconds.items()},
+        "compile_s": time.perf_counter() - start,
+        **implementations.line(),
+    }
+    return line, text
+
+
+def main(argv: list[str]) -> None:
+    """Writes one JSON line per model to OUT."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.programs", description=main.__doc__)
+    parser.add_argument("--config", default="configs/base_110m.py", help="a config with presets")
+    parser.add_argument("--chip", default="H200", choices=list(CHIPS), help="to compile for")
+    parser.add_argument("--models", default="flash transformer_plus_plus", help="presets, each perhaps with +KEY=VALUE")
+    parser.add_argument("--length", type=positive, default=2048, help="tokens of a sequence")
+    parser.add_argument("--tokens", type=positive, default=65536, help="tokens of a step")
+    parser.add_argument("--text", type=pathlib.Path, help="a folder for the text of each program")
+    parser.add_argument("--out", required=True, type=pathlib.Path)
+    arguments, overrides = parser.parse_known_args(argv)
+    about = machine()
+    lines = CellLines(arguments.out, "model")
+    for word in split_words(arguments.models):
+        config = model_config(arguments.config, word, overrides, arguments.length, arguments.tokens)
+        line, text = measure(config, arguments.chip)
+        lines.put({"model": word, "chip": arguments.chip} | line | about)
+        print(
+            f"{word}: {line['peak_bytes'] / 1e9:.1f} GB, moves {line['moved_bytes'] / 1e9:.0f} GB, "
+            f"{line['moved_bytes'] / arguments.tokens / 1e3:.0f} KB a token: {line['least_ms_bytes']:.0f} ms at the "
+            f"memory's rate; {line['least_ms_flops']:.0f} ms at the peak of the products",
+            flush=True,
+        )
+        if arguments.text:
+            arguments.text.mkdir(parents=True, exist_ok=True)
+            (arguments.text / f"{word}.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    run(main)

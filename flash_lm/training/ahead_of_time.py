@@ -1,0 +1,79 @@
+"""Devices of chips that are not in this machine, to compile for: XLA's compilers need no device.
+
+That of a TPU is in the package libtpu, that of an NVIDIA GPU in JAX's CUDA plugin. Programs can be read, not run.
+"""
+
+import importlib.util
+import math
+import os
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from flash_lm.errors import InputError
+from flash_lm.training.chips import CHIPS, Chip
+
+# XLA times several kernels for a product and takes the fastest, but without a device it cannot; products are cuBLAS's.
+GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+# What the compiler asks of a GPU of compute capability 9.0. Sources: NVIDIA's CUDA C++ Programming Guide, table of
+# technical specifications; number of cores, clock and L2 cache: data sheet of the H100 SXM.
+_HOPPER = """
+platform_name: "CUDA" device_description_str: "{name}"
+dnn_version_info {{ major: 9 minor: 8 }} runtime_version {{ major: 12 minor: 9 }}
+gpu_device_info {{
+  cuda_compute_capability {{ major: 9 minor: 0 }}
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 52428800
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth:.0f} device_memory_size: {memory:.0f}
+}}
+"""
+_GPUS_OF_A_HOST = 8
+
+
+def chip_devices(name: str, count: int = 1) -> list[jax.Device]:
+    """Devices to compile for.
+
+    Args:
+        name: a row of `CHIPS`.
+        count: number of devices.
+
+    Raises:
+        InputError: the chip's compiler is not installed, or it has none.
+    """
+    chip = CHIPS[name]
+    if chip.name is None:
+        compiled = ", ".join(key for key, row in CHIPS.items() if row.name)
+        raise InputError(f"programs for {name} can be compiled only where one is; without it: {compiled}")
+    return (_tpus if name.startswith("TPU") else _gpus)(name, chip, count)
+
+
+def compile_for(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
+    """Compiles a program for such a device."""
+    return lowered.compile(GPU_OPTIONS if device.platform in ("gpu", "cuda") else None)
+
+
+def _tpus(name: str, chip: Chip, count: int) -> list[jax.Device]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise InputError(f"no compiler for {name}: install it with pip install libtpu")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # it would look for the metadata server of a TPU
+    # The smallest topology has four chips, in a square.
+    rows = max(2, 1 << (math.ceil(math.log2(count)) // 2))
+    columns = max(2, -(-count // rows))
+    shape = f"{rows}x{columns}" if chip.name != "v5p" else f"{rows}x{columns}x1"
+    topology = topologies.get_topology_desc(f"{chip.name}:{shape}", "tpu")
+    return list(topology.devices)[:count]
+
+
+def _gpus(name: str, chip: Chip, count: int) -> list[jax.Device]:
+    if importlib.util.find_spec("jax_plugins.xla_cuda12") is None and not importlib.util.find_spec(
+        "jax_plugins.xla_cuda13"
+    ):
+        raise InputError(f"no compiler for {name}: install it with pip install 'jax[cuda12]'")
+    description = _HOPPER.format(name=chip.name, memory=chip.memory * 1e9, bandwidth=chip.bandwidth * 1e9)
+    hosts = -(-count // _GPUS_OF_A_HOST)
+    shape: dict[str, Any] = {"target_config": description, "topology": f"1x{hosts}x{count // hosts}"}
+    return list(topologies.get_topology_desc(platform="cuda", **shape).devices)
