@@ -127,7 +127,7 @@ class SumsCore(nnx.Module):
     def __call__(self, q_BxHxLxK: jax.Array, k_BxHxMxK: jax.Array, v_BxHxMxE: jax.Array, memory: Memory) -> jax.Array:
         """See `CrossCore`; packed sequences compute all pairs."""
         # A column of ones beside the values makes the denominator one more value.
-        q, values = _features(q_BxHxLxK), append_ones(v_BxHxMxE)
+        q, values = _features(q_BxHxLxK), append_ones(v_BxHxMxE.astype(jnp.float32))
         if memory.packed:
             key_span, k = memory.key_span(), _features(k_BxHxMxK)
             ones = jnp.ones(key_span.count().shape, jnp.float32)
@@ -142,7 +142,7 @@ class SumsCore(nnx.Module):
     def hold(self, k_BxHxMxK, v_BxHxMxE, lengths_B: jax.Array, state: jax.Array) -> jax.Array:
         """See `CrossCore`."""
         del state
-        return _sums(k_BxHxMxK, append_ones(v_BxHxMxE), lengths_B)
+        return _sums(k_BxHxMxK, append_ones(v_BxHxMxE.astype(jnp.float32)), lengths_B)
 
     def read(self, q_BxHxLxK: jax.Array, state: jax.Array) -> jax.Array:
         """See `CrossCore`."""

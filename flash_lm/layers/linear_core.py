@@ -43,7 +43,9 @@ class LinearCore(PlainCore):
         if context.prefix_BxL is not None:
             ahead = "a prefix has a separate sum"
         runs_BxL = context.segments.runs_BxL
-        sums = compute_by_package(self.kernels, "linear_sums", (q, k), append_ones(v), runs_BxL, ahead)
+        sums = compute_by_package(
+            self.kernels, "linear_sums", (q, k), append_ones(v.astype(jnp.float32)), runs_BxL, ahead
+        )
         if sums is not None:
             return ratio(sums).astype(v.dtype)
         backend = choose_backend(self.kernels, "linear attention", "identity", size, q, v, ahead)
@@ -103,7 +105,7 @@ class LinearCore(PlainCore):
             Form("identity", 1.0, backend),
             q,
             k,
-            append_ones(v),
+            append_ones(v.astype(jnp.float32)),
             context.segments.runs_BxL,
             context.key_span(),
             chunk_size=self.chunk_size,

@@ -20,7 +20,9 @@ from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.fused_attention import is_cudnn
 from flash_lm.ops.positions import rotary_table
+from flash_lm.ops.target import target_platform
 
+_MOST_UNROLLED = 32  # more layers would take minutes to compile
 _policies = jax.checkpoint_policies
 REMAT_POLICIES = {
     "products": _policies.save_from_both_policies(
@@ -149,7 +151,15 @@ class LayerStack(nnx.Module):
 
         if self.config.remat != "none":
             # Inside a loop XLA cannot merge the recomputation with the first computation; unrolled, it would.
-            policy, unrolled = REMAT_POLICIES[self.config.remat], not self.config.scan_layers
-            body = jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
-        unroll = 1 if self.config.scan_layers else self.num_blocks
+            policy = REMAT_POLICIES[self.config.remat]
+            body = jax.checkpoint(body, policy=policy, prevent_cse=not self._is_scanned())
+        unroll = 1 if self._is_scanned() else self.num_blocks
         return jax.lax.scan(body, carry, (stacked, per_block), unroll=unroll)
+
+    def _is_scanned(self) -> bool:
+        """Whether the layers are one compiled layer: `model.scan_layers`, or what suits the device if it is open."""
+        if self.config.scan_layers is not None:
+            return self.config.scan_layers
+        # A GPU's libraries for products cannot write into what a scan keeps for its derivative, nor read from it, so
+        # all of it is copied, a third of a step's bytes. A TPU's products can.
+        return target_platform() != "gpu" or self.num_blocks > _MOST_UNROLLED

@@ -3,12 +3,15 @@
 Documents are contiguous, so at most one of them crosses the start of a chunk: that of the last token before it.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.log_decay import decay_between, running
 
 _GROUP = 32  # chunks whose sums are added by one product
+_HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def to_chunks(x_BxLx: jax.Array, chunk_size: int) -> jax.Array:
@@ -54,13 +57,13 @@ def sums_before(
     initial_NxKxE: jax.Array | None = None,
     through_NxG: jax.Array | None = None,
 ) -> jax.Array:
-    """Inter-chunk recurrence: the state that enters each chunk, for the document that enters it, N×G×K×E float32.
+    """Inter-chunk recurrence: the state that enters each chunk, for the document that enters it, N×G×K×E.
 
     Groups of chunks are summed by a product with a triangle, several times as fast on a CPU as a scan over the chunks;
     a triangle over all chunks would be quadratic in the length, so groups are scanned.
 
     Args:
-        sums_NxGxKxE: each chunk's sum over its last document, float32.
+        sums_NxGxKxE: each chunk's sum over its last document; the results have its dtype, and are added in float32.
         last_BxG: run of each chunk's last token, (N or 1)×G.
         initial_NxKxE: the state before the sequence; None: zeros.
         through_NxG: logarithm of the decay through each chunk, not positive; None: no decay.
@@ -82,10 +85,10 @@ def sums_before(
         before_BxJxGxG = decay_between(before.at(lambda x: x[..., None]), earlier, before_BxJxGxG)
         in_last_run_BxJx1xG = decay_between(end.at(lambda x: x[..., None]), earlier, in_last_run_BxJx1xG)
         kept_NxJx1, until_NxJxGx1 = jnp.exp(end.total()), jnp.exp(before.total())[..., None]
-    out_NxJxGxX = _add_chunk(before_BxJxGxG, sums_NxJxGxX)
+    out_NxJxGxX = _add_chunk(before_BxJxGxG, sums_NxJxGxX, sums_NxGxKxE.dtype)
     # Across groups: a scan carries the state from group to group while the document goes on.
     if chunks > size or initial_NxKxE is not None:
-        group_sums_NxJxX = _add_chunk(in_last_run_BxJx1xG, sums_NxJxGxX)[:, :, 0]
+        group_sums_NxJxX = _add_chunk(in_last_run_BxJx1xG, sums_NxJxGxX, jnp.dtype(jnp.float32))[:, :, 0]
         goes_on_BxJ = entering_BxJxG[..., 0] == last_BxJxG[..., -1]
 
         def next_group(carry_NxX: jax.Array, group: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -99,34 +102,41 @@ def sums_before(
         # The carried state reaches the chunks of the group that continue the same document.
         same_BxJxG = entering_BxJxG == entering_BxJxG[..., :1]
         carried_NxJx1xX = jnp.moveaxis(carried_JxNxX, 0, 1)[:, :, None]
-        out_NxJxGxX += jnp.where(same_BxJxG[..., None], carried_NxJx1xX * until_NxJxGx1, 0)
+        carried = jnp.where(same_BxJxG[..., None], carried_NxJx1xX * until_NxJxGx1, 0)
+        out_NxJxGxX = (out_NxJxGxX + carried).astype(out_NxJxGxX.dtype)
     return from_chunks(out_NxJxGxX, chunks).reshape(sums_NxGxKxE.shape)
 
 
-def _product(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
-    # Not at an accelerator's default precision, which would round the sums.
-    weights = jnp.broadcast_to(weights_NxJxPxG.astype(jnp.float32), (len(sums_NxJxGxX), *weights_NxJxPxG.shape[1:]))
-    return jnp.einsum("njpg,njgx->njpx", weights, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
+def _product(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    # Not at an accelerator's default precision, which would round the sums, if they are float32.
+    weights = weights_NxJxPxG.astype(sums_NxJxGxX.dtype)
+    weights = jnp.broadcast_to(weights, (len(sums_NxJxGxX), *weights.shape[1:]))
+    return jnp.einsum("njpg,njgx->njpx", weights, sums_NxJxGxX, precision=_HIGHEST, preferred_element_type=dtype)
 
 
-@jax.custom_vjp
-def _add_chunk(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _add_chunk(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Weighted sum, or sum of a selection: N×J×P×X."""
-    return _product(weights_NxJxPxG, sums_NxJxGxX)
+    return _product(weights_NxJxPxG, sums_NxJxGxX, dtype)
 
 
-def _added_forward(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array):
+def _added_forward(weights_NxJxPxG: jax.Array, sums_NxJxGxX: jax.Array, dtype: jnp.dtype):
     has_derivative = jnp.issubdtype(weights_NxJxPxG.dtype, jnp.floating)
-    return _product(weights_NxJxPxG, sums_NxJxGxX), (weights_NxJxPxG, sums_NxJxGxX if has_derivative else None)
+    kept = weights_NxJxPxG, sums_NxJxGxX if has_derivative else None, jnp.zeros((), sums_NxJxGxX.dtype)
+    return _product(weights_NxJxPxG, sums_NxJxGxX, dtype), kept
 
 
-def _added_backward(kept: tuple[jax.Array, jax.Array | None], d_NxJxPxX: jax.Array):
-    weights_NxJxPxG, sums_NxJxGxX = kept
+def _added_backward(dtype: jnp.dtype, kept: tuple[jax.Array, jax.Array | None, jax.Array], d_NxJxPxX: jax.Array):
+    weights_NxJxPxG, sums_NxJxGxX, like_sums = kept
+    d_NxJxPxX = d_NxJxPxX.astype(like_sums.dtype)
     # The derivative by XLA would transpose the large array instead.
-    d_sums = _product(jax.lax.optimization_barrier(jnp.swapaxes(weights_NxJxPxG, -1, -2)), d_NxJxPxX)
+    turned_NxJxGxP = jax.lax.optimization_barrier(jnp.swapaxes(weights_NxJxPxG, -1, -2))
+    d_sums = _product(turned_NxJxGxP, d_NxJxPxX, like_sums.dtype)
     if sums_NxJxGxX is None:
         return None, d_sums
-    d_weights = jnp.einsum("njpx,njgx->njpg", d_NxJxPxX, sums_NxJxGxX, precision=jax.lax.Precision.HIGHEST)
+    d_weights = jnp.einsum(
+        "njpx,njgx->njpg", d_NxJxPxX, sums_NxJxGxX, precision=_HIGHEST, preferred_element_type=weights_NxJxPxG.dtype
+    )
     return d_weights.sum(axis=0, keepdims=True) if len(weights_NxJxPxG) == 1 else d_weights, d_sums
 
 

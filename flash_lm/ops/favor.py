@@ -130,7 +130,8 @@ def favor(
     def product_form(log_q: jax.Array, log_k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         # A factor per query cancels in the quotient, so its maximum is dropped.
         phi_q, _ = _scaled_exp(log_q)
-        q, k, values = (heads_into_batch(x) for x in (phi_q, jnp.exp(log_k), append_ones(v)))
+        features = (x.astype(v_BxHxLxE.dtype) for x in (phi_q, jnp.exp(log_k), append_ones(v)))
+        q, k, values = (heads_into_batch(x) for x in features)
         sums = linear_sums(q, k, values, segments, chunk_size=block_size, causal=causal, packed=packed)
         sums = sums.reshape(*v.shape[:3], -1)
         return sums[..., :-1], jnp.where(real, sums[..., -1:], 1)

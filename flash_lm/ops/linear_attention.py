@@ -1,7 +1,8 @@
 """Linear attention: φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) ("Transformers are RNNs", Katharopoulos et al. 2020, eq. 5–12).
 
 Chunkwise form: the state of the chunks before that of the query, and pairs inside the chunk. A column of ones
-beside the values makes the denominator one more value. Features, sums and denominators are float32.
+beside the values makes the denominator one more value. Features have the dtype of the values, states too where they are
+read, and all sums are float32, numerators and denominators among them.
 """
 
 import jax
@@ -38,8 +39,8 @@ def linear_attention(
     """Linear attention over the keys of the query's document; if causal, none after the query.
 
     Args:
-        q_NxLxK: features φ(q), float32; heads are folded into the batch.
-        k_NxLxK: features φ(k), float32.
+        q_NxLxK: features φ(q), which are rounded to the dtype of v; heads are folded into the batch.
+        k_NxLxK: features φ(k), likewise.
         v_NxLxE: values.
         segments: the documents of each sequence.
         chunk_size: C.
@@ -52,6 +53,7 @@ def linear_attention(
         N×L×E, dtype of v. Padding gets zeros.
     """
     values = append_ones(v_NxLxE)
+    q_NxLxK, k_NxLxK = (x.astype(v_NxLxE.dtype) for x in (q_NxLxK, k_NxLxK))
     sums = linear_sums(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, causal=causal, packed=packed)
     if prefix_BxL is not None:
         # A query after the prefix sees the same keys as a causal query.
@@ -77,13 +79,13 @@ def linear_sums(
         # Chunkwise form: states of the earlier chunks, and pairs inside the chunk.
         key_span = document_key_span(segments, causal=True)
         weight_BxL = jnp.where(key_span.before_chunk(chunk_size) > 0, ones, 0)
-        sums, _ = global_attention(
-            q_NxLxK, k_NxLxK, values, segments.runs_BxL, chunk_size=chunk_size, weight_BxL=weight_BxL
-        )
+        across = {"chunk_size": chunk_size, "weight_BxL": weight_BxL, "dtype": jnp.float32}
+        sums, _ = global_attention(q_NxLxK, k_NxLxK, values, segments.runs_BxL, **across)
         return sums + _inside_chunks(q_NxLxK, k_NxLxK, values, key_span, chunk_size)
+    whole = {"weight_BxL": ones, "dtype": jnp.float32}
     if packed:
-        return global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, weight_BxL=ones)
-    return global_attention_both_ways(q_NxLxK, k_NxLxK, values, segments.runs_BxL, weight_BxL=ones)
+        return global_attention_in_segments(q_NxLxK, k_NxLxK, values, segments, chunk_size=chunk_size, **whole)
+    return global_attention_both_ways(q_NxLxK, k_NxLxK, values, segments.runs_BxL, **whole)
 
 
 def prefill_linear(
@@ -112,7 +114,7 @@ def prefill_linear(
     """
     # Beyond the last position padding may be NaN, and zero times NaN is NaN.
     q_NxLxK, k_NxLxK, v_NxLxE = (jnp.where(real_NxL[..., None], x, 0) for x in (q_NxLxK, k_NxLxK, v_NxLxE))
-    values, before = append_ones(v_NxLxE), state_NxKxE
+    values, before = append_ones(v_NxLxE.astype(jnp.float32)), state_NxKxE
     sums, state_NxKxE = prefill_sums(q_NxLxK, k_NxLxK, values, before, real_NxL, chunk_size=chunk_size)
     if first_NxL is not None:
         of_first = before + matmul(jnp.where(first_NxL[..., None], k_NxLxK, 0), values, transpose_a=True)
@@ -152,6 +154,7 @@ def prefill_sums(
         chunk_size=chunk_size,
         weight_BxL=real_NxL.astype(jnp.float32),
         initial_NxKxE=state_NxKxE,
+        sums_dtype=jnp.float32,
     )
     index_1xL = jnp.arange(real_NxL.shape[1], dtype=jnp.int32)[None]
     sums += _inside_chunks(q_NxLxK, k_NxLxK, values, causal_key_span(index_1xL, real_NxL), chunk_size)
@@ -168,13 +171,13 @@ def _inside_chunks(q_NxLxK, k_NxLxK, values_NxLxE, key_span: KeySpan, chunk_size
         function="identity",
         scale=1.0,
         divisor_BxL=jnp.ones(key_span.first_BxL.shape, jnp.float32),
+        dtype=jnp.float32,
     )
 
 
 def append_ones(v_NxLxE: jax.Array) -> jax.Array:
-    """The values with a column of ones, whose sum is the denominator, float32."""
-    v = v_NxLxE.astype(jnp.float32)
-    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+    """The values with a column of ones, whose sum is the denominator."""
+    return jnp.concatenate([v_NxLxE, jnp.ones_like(v_NxLxE[..., :1])], axis=-1)
 
 
 def ratio(sums_NxLxE: jax.Array) -> jax.Array:

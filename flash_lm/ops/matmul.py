@@ -2,26 +2,64 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 
-def matmul(a_xLxK: jax.Array, b_xKxM: jax.Array, *, transpose_a: bool = False, transpose_b: bool = False) -> jax.Array:
+def matmul(
+    a_xLxK: jax.Array,
+    b_xKxM: jax.Array,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: DTypeLike = jnp.float32,
+) -> jax.Array:
     """Multiplies the last two dimensions of two arrays that agree in all the others.
+
+    Sums are float32 for any operands. The gradient of a product of two bfloat16 arrays is a product of bfloat16 arrays,
+    too: the derivative of its result is rounded first, as those of activations are.
 
     Args:
         a_xLxK: (..., L, K), or (..., K, L) with `transpose_a`.
         b_xKxM: (..., K, M), or (..., M, K) with `transpose_b`.
         transpose_a: multiply with the transpose of a.
         transpose_b: multiply with the transpose of b.
+        dtype: of the result; what is only read as bfloat16 need not be written as float32.
 
     Returns:
-        (..., L, M), float32 for any operands.
+        (..., L, M).
     """
     leading = a_xLxK.shape[:-2]
     a_NxLxK = a_xLxK.reshape(-1, *a_xLxK.shape[-2:])
     b_NxKxM = b_xKxM.reshape(-1, *b_xKxM.shape[-2:])
-    contract = ((1 if transpose_a else 2,), (2 if transpose_b else 1,))
-    out_NxLxM = jax.lax.dot_general(a_NxLxK, b_NxKxM, (contract, ((0,), (0,))), preferred_element_type=jnp.float32)
+    rounded = a_NxLxK.dtype == b_NxKxM.dtype and a_NxLxK.dtype.itemsize < 4
+    product = _rounded_product if rounded else _product
+    out_NxLxM = product(a_NxLxK, b_NxKxM, transpose_a, transpose_b, jnp.dtype(dtype))
     return out_NxLxM.reshape(*leading, *out_NxLxM.shape[1:])
+
+
+def _product(a, b, transpose_a: bool, transpose_b: bool, dtype: jnp.dtype) -> jax.Array:
+    contract = ((1 if transpose_a else 2,), (2 if transpose_b else 1,))
+    return jax.lax.dot_general(a, b, (contract, ((0,), (0,))), preferred_element_type=jnp.float32).astype(dtype)
+
+
+def _half_product(a, b, transpose_a: bool, transpose_b: bool, dtype: jnp.dtype) -> jax.Array:
+    # Accumulators are float32 also where the result is not: no library for an accelerator has others.
+    contract = ((1 if transpose_a else 2,), (2 if transpose_b else 1,))
+    return jax.lax.dot_general(a, b, (contract, ((0,), (0,))), preferred_element_type=dtype)
+
+
+_rounded_product = jax.custom_vjp(_half_product, nondiff_argnums=(2, 3, 4))
+
+
+def _backward(transpose_a: bool, transpose_b: bool, dtype: jnp.dtype, kept, d_out):
+    a, b = kept
+    d_out = d_out.astype(a.dtype)
+    of_a = (b, d_out, transpose_b, True) if transpose_a else (d_out, b, False, not transpose_b)
+    of_b = (d_out, a, True, transpose_a) if transpose_b else (a, d_out, not transpose_a, False)
+    return _half_product(*of_a, a.dtype), _half_product(*of_b, b.dtype)
+
+
+_rounded_product.defvjp(lambda a, b, *options: (_half_product(a, b, *options), (a, b)), _backward)
 
 
 def sum_axis(x_xLxM: jax.Array, axis: int) -> jax.Array:

@@ -137,6 +137,7 @@ def prefill_chunks(
             chunk_size=settings.chunk_size,
             weight_BxL=for_heads(settings.weight_of_sum(chunk.earlier_BxT)),
             initial_NxKxE=heads_into_batch(total),
+            sums_dtype=jnp.float32,
         )
         out_BxHxLxE += chunk.take(out_NxTxE.reshape(chunk_v_BxHxTxE.shape))
         global_key = chunk.take_last(k_BxHxTxK, global_key.dtype)
