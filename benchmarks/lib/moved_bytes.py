@@ -12,8 +12,27 @@ from benchmarks.lib.hlo import Computation, Instruction, parse_program
 
 # Operations that move nothing themselves: names of other arrays, and the end of a pair whose start counts.
 _FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id opt-barrier while conditional "
-    "call copy-done slice-done async-done async-update all-reduce-done all-gather-done collective-permute-done".split()
+    [
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "partition-id",
+        "replica-id",
+        "opt-barrier",
+        "while",
+        "conditional",
+        "call",
+        "copy-done",
+        "slice-done",
+        "async-done",
+        "async-update",
+        "all-reduce-done",
+        "all-gather-done",
+        "collective-permute-done",
+    ]
 )
 _PRODUCTS = frozenset({"dot", "convolution"})
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
@@ -23,12 +42,35 @@ _MOVES = (
     _SLICES
     | _VIEWS
     | frozenset(
-        "parameter constant tuple copy transpose dynamic-update-slice pad concatenate broadcast iota fusion".split()
+        [
+            "parameter",
+            "constant",
+            "tuple",
+            "copy",
+            "transpose",
+            "dynamic-update-slice",
+            "pad",
+            "concatenate",
+            "broadcast",
+            "iota",
+            "fusion",
+        ]
     )
 )
 _SMALL = 64  # bytes: an index
 _MOVING = frozenset(
-    "copy copy-start transpose slice slice-start dynamic-slice dynamic-update-slice concatenate pad reshape".split()
+    [
+        "copy",
+        "copy-start",
+        "transpose",
+        "slice",
+        "slice-start",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "concatenate",
+        "pad",
+        "reshape",
+    ]
 )
 KINDS = ("products", "elementwise", "copies", "kernels", "collectives")
 

@@ -133,8 +133,8 @@ class ModelConfig(Group, name="model"):
     param_dtype: str = key("float32", "dtype of parameters", one_of(*DTYPES))
     scan_layers: bool = key(
         None,
-        "one compiled layer, scanned; false unrolls: slower to compile, but nothing is copied for the derivative; open: "
-        "unrolled on a GPU up to 32 layers or repetitions of model.pattern, else scanned",
+        "one compiled layer, scanned; false unrolls: slower to compile, but nothing is copied for the derivative; "
+        "open: unrolled on a GPU up to 32 layers or repetitions of model.pattern, else scanned",
         same=(True,),
     )
     remat: str = key(

@@ -25,10 +25,8 @@ from flash_lm.layers.attention import (
     AttentionSublayer,
     MultiHeadAttention,
     Projected,
-    gated,
     join_heads,
     named_pairs,
-    silu,
     split_heads,
 )
 from flash_lm.layers.attention_core import CoreOfPairs, Pairs
@@ -40,6 +38,7 @@ from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.layers.sublayer import Sublayer
+from flash_lm.ops.activations import gated, silu
 
 
 @section("model.gau")

@@ -19,7 +19,7 @@ from flash_lm.families.sublayer_spec import (
     times,
     uneven_head_problems,
 )
-from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
@@ -29,6 +29,7 @@ from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
+from flash_lm.ops.activations import gated, silu
 from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
 
 _EPSILON = 1e-6  # added to ‖x‖² under the root when queries and keys are normalised
@@ -128,7 +129,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[DeltaInputs]:
         """Splits heads, normalises queries and keys, and computes β and the log-decay."""
         # Heads; silu follows the short convolutions.
-        q, k, v = (split_heads(jax.nn.silu(maps[name]), self.heads) for name in ("query", "key", "value"))
+        q, k, v = (split_heads(silu(maps[name]), self.heads) for name in ("query", "key", "value"))
         # β, the write strength, and the log-decay g; g = 0 without decay (DeltaNet).
         beta_BxHxL = self.largest_beta * jax.nn.sigmoid(_move_heads(maps["beta"]))
         log_decay_BxHxL = jnp.zeros_like(beta_BxHxL)
@@ -148,6 +149,7 @@ def _move_heads(x_BxLxH: jax.Array) -> jax.Array:
     return jnp.swapaxes(x_BxLxH.astype(jnp.float32), 1, 2)
 
 
+@jax.checkpoint  # keeps its input
 def _unit(x_BxHxLxK: jax.Array, length: float = 1.0) -> jax.Array:
     """Normalised vectors x · length / ‖x‖; dtype of x."""
     x = x_BxHxLxK.astype(jnp.float32)

@@ -19,7 +19,7 @@ from flash_lm.families.sublayer_spec import (
     uneven_head_problems,
     width_problems,
 )
-from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -29,6 +29,7 @@ from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
 from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
+from flash_lm.ops.activations import gated
 from flash_lm.ops.vector_decay import GatedInputs, gated_sums, longest_chunk, prefill_gated, step_gated
 
 

@@ -34,9 +34,15 @@ class SSDOptions:
 
 
 class Ungated(NamedTuple):
-    """The skip connection d ⊙ x and the gate before its silu, B×L×E each."""
+    """What the output of the core is added to and gated with.
 
-    skip_BxLxE: jax.Array
+    value_BxLxE: x.
+    skip_BxLxH: d, a factor of x per head, (B or 1)×(L or 1)×H float32.
+    gate_BxLxE: the gate before its silu.
+    """
+
+    value_BxLxE: jax.Array
+    skip_BxLxH: jax.Array
     gate_BxLxE: jax.Array
 
 
@@ -122,20 +128,25 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         skip_BxLxH = self.skip[...].astype(jnp.float32)[None, None]
         if self.skip_map is not None:
             skip_BxLxH = skip_BxLxH + self.skip_map(value).astype(jnp.float32)
-        v_BxHxLxE = split_heads(value, self.heads)
-        skip_BxHxLxE = v_BxHxLxE.astype(jnp.float32) * jnp.swapaxes(skip_BxLxH, 1, 2)[..., None]
         step_size = maps["step_size"]
         # The directions of a head are adjacent, so a mesh that cuts the heads moves nothing.
         step_size_BxLxHxW = step_size.reshape(*step_size.shape[:2], self.heads, -1)
         directions = jnp.split(shared, step_size_BxLxHxW.shape[-1], axis=-1)
         by = tuple(self._direction(x, step_size_BxLxHxW[..., way]) for way, x in enumerate(directions))
-        skip_and_gate = Ungated(join_heads(skip_BxHxLxE), maps["gate"])
-        return Projected(by[0] if len(by) == 1 else by, v_BxHxLxE, skip_and_gate)
+        ungated = Ungated(value, skip_BxLxH, maps["gate"])
+        return Projected(by[0] if len(by) == 1 else by, split_heads(value, self.heads), ungated)
 
-    def finish(self, mixed_BxHxLxE: jax.Array, skip_and_gate: Ungated) -> jax.Array:
+    def finish(self, mixed_BxHxLxE: jax.Array, ungated: Ungated) -> jax.Array:
         """Skip connection, gate, then norm."""
-        gated = _gated_sum(join_heads(mixed_BxHxLxE), *skip_and_gate)
-        return self.output(self.norm(gated).astype(mixed_BxHxLxE.dtype))
+        return self.output(jax.checkpoint(self._gated_norm)(join_heads(mixed_BxHxLxE), ungated))
+
+    def _gated_norm(self, mixed_BxLxE: jax.Array, ungated: Ungated) -> jax.Array:
+        """norm((y + d ⊙ x) ⊙ silu(z)), float32 inside; dtype of y."""
+        value, skip_BxLxH, gate = ungated
+        of_heads = lambda x: x.astype(jnp.float32).reshape(*x.shape[:2], self.heads, -1)
+        y = of_heads(mixed_BxLxE) + of_heads(value) * skip_BxLxH[..., None]
+        gated = (y * jax.nn.silu(of_heads(gate))).reshape(mixed_BxLxE.shape)
+        return self.norm(gated).astype(mixed_BxLxE.dtype)
 
     def _direction(self, shared_BxLx2N: jax.Array, step_size_BxLxH: jax.Array) -> DecayedInputs:
         # Discretisation: decay e^(−aΔ), and values times Δ.
@@ -146,16 +157,9 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         return DecayedInputs(c, b, -rate * steps_BxHxL, steps_BxHxL)
 
 
-# Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
-@jax.checkpoint
+@jax.checkpoint  # keeps its inputs
 def _silu_of_sum(x_BxLxE: jax.Array, bias_E: jax.Array) -> jax.Array:
     return jax.nn.silu(x_BxLxE + bias_E.astype(x_BxLxE.dtype)[None, None])
-
-
-@jax.checkpoint
-def _gated_sum(mixed_BxLxE: jax.Array, skip_BxLxE: jax.Array, gate_BxLxE: jax.Array) -> jax.Array:
-    y = mixed_BxLxE.astype(jnp.float32) + skip_BxLxE
-    return y * jax.nn.silu(gate_BxLxE.astype(jnp.float32))
 
 
 def _problems(config: ModelConfig) -> list[str]:

@@ -16,10 +16,8 @@ from flash_lm.families.sublayer_spec import GATED_UNIT_KEYS, SublayerSpec, divis
 from flash_lm.layers.attention import (
     AttentionSublayer,
     Projected,
-    gated,
     join_heads,
     named_pairs,
-    silu,
 )
 from flash_lm.layers.attention_core import Pairs
 from flash_lm.layers.context import Context
@@ -29,6 +27,7 @@ from flash_lm.layers.norms import NORMS
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.positions import relative_bias
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
+from flash_lm.ops.activations import gated, silu
 from flash_lm.ops.dropout import drop
 from flash_lm.ops.moving_average import Average, moving_average, prefill_moving_average
 

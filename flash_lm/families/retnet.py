@@ -13,13 +13,14 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
 from flash_lm.families.sublayer_spec import HEAD_KEYS, SublayerSpec, head_problems, times
-from flash_lm.layers.attention import AttentionSublayer, Projected, gated, join_heads, split_heads
+from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.linear_core import LinearOptions
 from flash_lm.layers.norms import normal_heads
+from flash_lm.ops.activations import gated
 from flash_lm.ops.positions import rotate
 
 

@@ -242,11 +242,6 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         return self.output(join_heads(mixed_BxHxLxE))
 
 
-# Rematerialised: the backward pass recomputes the intermediate results from the inputs.
-silu = jax.checkpoint(jax.nn.silu)
-gated = jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x)
-
-
 def query_key_norms(config: ModelConfig, width: int) -> tuple[RMSNorm | None, RMSNorm | None]:
     """QK-norm: RMS norms of the queries and keys of a head, with model.query_key_norm."""
     norm = lambda: RMSNorm(config, width) if config.query_key_norm else None

@@ -11,10 +11,8 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.layers.attention import (
     apply_qk_norm,
-    gated,
     join_heads,
     query_key_norms,
-    silu,
     split_heads,
 )
 from flash_lm.layers.context import Context
@@ -22,6 +20,7 @@ from flash_lm.layers.cross_core import CrossCore
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.layers.sublayer import State, Sublayer
+from flash_lm.ops.activations import gated, silu
 
 KINDS = ("softmax", "gau", "linear")
 

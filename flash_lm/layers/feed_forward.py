@@ -7,6 +7,7 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.layers.context import Context
 from flash_lm.layers.dense import Dense, Output
 from flash_lm.layers.sublayer import Sublayer
+from flash_lm.ops.activations import gated, gelu
 
 
 class MLP(Sublayer):
@@ -20,7 +21,7 @@ class MLP(Sublayer):
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D."""
-        return self.down(_gelu(self.up(x_BxLxD)))
+        return self.down(gelu(self.up(x_BxLxD)))
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Two products."""
@@ -39,19 +40,8 @@ class GLU(Sublayer):
 
     def __call__(self, x_BxLxD: jax.Array, context: Context) -> jax.Array:
         """B×L×D."""
-        return self.down(_gated(self.gate(x_BxLxD), self.up(x_BxLxD)))
+        return self.down(gated(self.gate(x_BxLxD), self.up(x_BxLxD)))
 
     def flops_per_token(self, length: int, causal: bool) -> float:
         """Three products."""
         return 2 * self.weights
-
-
-# Both keep their inputs, and not what is between, which is cheaper to compute again than to write and to read.
-@jax.checkpoint
-def _gelu(x_BxLxF: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x_BxLxF)
-
-
-@jax.checkpoint
-def _gated(gate_BxLxF: jax.Array, x_BxLxF: jax.Array) -> jax.Array:
-    return jax.nn.silu(gate_BxLxF) * x_BxLxF

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.ops.layer_norm import layer_norm, over_tokens
+from flash_lm.ops.layer_norm import layer_norm, rms_norm
 
 
 class LayerNorm(nnx.Module):
@@ -33,10 +33,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Normalises the last dimension; dtype of x."""
-        # In float32: sums of squares in bfloat16 would be too coarse.
-        x = x_BxLxD.astype(jnp.float32)
-        normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.epsilon)
-        return (normal * over_tokens(self.scale[...].astype(jnp.float32), x)).astype(x_BxLxD.dtype)
+        return rms_norm(x_BxLxD, self.scale[...].astype(jnp.float32), self.epsilon)
 
 
 class ScaleNorm(nnx.Module):
@@ -58,6 +55,7 @@ class ScaleNorm(nnx.Module):
 HEAD_EPSILON = 1e-6
 
 
+@jax.checkpoint  # keeps its inputs
 def normal_heads(x_BxHxLxE: jax.Array, gain_E: jax.Array | None = None) -> jax.Array:
     """RMS norm per head, x / √(mean of x²), optionally times a gain; dtype of x.
 

@@ -1,4 +1,4 @@
-"""Layer normalisation whose backward pass keeps only the inputs."""
+"""Layer and RMS normalisation whose backward passes keep only the inputs."""
 
 import functools
 
@@ -53,3 +53,21 @@ def _backward(epsilon, kept, d_xD):
 
 
 layer_norm.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.checkpoint, static_argnums=2)
+def rms_norm(x_xD: jax.Array, scale_D: jax.Array, epsilon: float) -> jax.Array:
+    """X / √(mean of x² + ε) · scale over the last dimension ("Root Mean Square Layer Normalization", 2019).
+
+    Args:
+        x_xD: (…, D), any dtype.
+        scale_D: float32.
+        epsilon: ε.
+
+    Returns:
+        (…, D), dtype of x.
+    """
+    # In float32: sums of squares in bfloat16 would be too coarse.
+    x = x_xD.astype(jnp.float32)
+    normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + epsilon)
+    return (normal * over_tokens(scale_D, x)).astype(x_xD.dtype)

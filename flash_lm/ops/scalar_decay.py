@@ -2,8 +2,8 @@
 
 Chunkwise form of "Transformers are SSMs" (Dao and Gu 2024, section 6): pair by pair inside a chunk,
 (q kᵀ ⊙ e^(b_i − b_j)) v with b the running sum of g, and through a sum over the chunks before it. All factors are at
-most 1. Sums are float32, and start again with each document: by masks, not by a g of −∞, whose differences are NaN.
-No denominator.
+most 1. Sums are float32, states of chunks are rounded to the dtype of the values, and all start again with each
+document: by masks, not by a g of −∞, whose differences are NaN. No denominator.
 """
 
 import functools
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from flash_lm.ops.chunks import entering_runs, head_chunks, head_rows, run_chunks, sums_before
 from flash_lm.ops.kernels.chunks import attend_in_chunks
@@ -61,14 +62,15 @@ def decayed_sums(
     """
     # Outputs are the pairs inside the chunk plus the state of the chunks before; bidirectional: also of those after.
     row, length = _Chunks.of(q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, log_decay_BxHxL, runs_BxL, chunk_size), v_BxHxLxE.shape[2]
-    out = row.reading(row.from_before(None))
+    dtype = v_BxHxLxE.dtype
+    out = row.reading(row.from_before(None, dtype), dtype)
     if kernel is not None:
         inside = _inside_by_kernel(kernel, q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, row.sums, runs_BxL, chunk_size)
         return (head_rows(out, length) + inside).astype(inside.dtype)
-    out += _inside(*row, causal)
+    out += _inside(*row, causal, dtype)
     if not causal:
-        out += row.reading_after(row.from_after())
-    return head_rows(out.astype(v_BxHxLxE.dtype), length)
+        out += row.reading_after(row.from_after(dtype), dtype)
+    return head_rows(out, length)
 
 
 def prefill_decayed(
@@ -101,8 +103,9 @@ def prefill_decayed(
     # Padding neither writes to the state nor decays it.
     log_decay = jnp.where(real, log_decay_BxHxL, 0)
     row = _Chunks.of(q, k, v, log_decay, jnp.ones_like(real_BxL, jnp.int32), chunk_size)
-    before = row.from_before(state_BxHxKxE)
-    out = _inside(*row, True) + row.reading(before)
+    # A state that is kept stays float32.
+    before = row.from_before(state_BxHxKxE, jnp.float32)
+    out = _inside(*row, True, jnp.float32) + row.reading(before, jnp.float32)
     return head_rows(out.astype(v.dtype), v.shape[2]), row.final(before)
 
 
@@ -144,45 +147,45 @@ class _Chunks(NamedTuple):
         """Log decay through the full chunk, B×H×G."""
         return jnp.broadcast_to(self.end().total()[..., 0], self.v.shape[:3])
 
-    def ending(self) -> jax.Array:
-        """The state of each chunk over its last document, at the end of the chunk, B×H×G×K×E float32."""
+    def ending(self, dtype: DTypeLike) -> jax.Array:
+        """The state of each chunk over its last document, at the end of the chunk, B×H×G×K×E."""
         weight = decay_between(self.end(), self.sums, self._of(self.runs[..., -1:]))
-        return _sum_of(self.k, apply_weights(self.v, weight))
+        return _sum_of(self.k, apply_weights(self.v, weight), dtype)
 
-    def from_before(self, initial: jax.Array | None) -> jax.Array:
-        """The state that enters each chunk from the chunks before, before its first token, B×H×G×K×E float32."""
-        return _sums_before(self.ending(), self.runs[..., -1], initial, self.through())
+    def from_before(self, initial: jax.Array | None, dtype: DTypeLike) -> jax.Array:
+        """The state that enters each chunk from the chunks before, before its first token, B×H×G×K×E."""
+        return _sums_before(self.ending(dtype), self.runs[..., -1], initial, self.through())
 
-    def reading(self, before: jax.Array) -> jax.Array:
+    def reading(self, before: jax.Array, dtype: DTypeLike) -> jax.Array:
         """The outputs q S from the state of earlier chunks."""
         entering = entering_runs(self.runs[:, 0, :, -1])[:, None, :, None]
         weight = decay_between(self.sums, self.sums.at(jnp.zeros_like), self._of(entering))
-        return apply_weights(_read(self.q, before), weight)
+        return apply_weights(_read(self.q, before, dtype), weight)
 
-    def from_after(self) -> jax.Array:
-        """The state of the chunks after each chunk, after its last token, B×H×G×K×E float32."""
+    def from_after(self, dtype: DTypeLike) -> jax.Array:
+        """The state of the chunks after each chunk, after its last token, B×H×G×K×E."""
         weight = decay_between(self.sums, self.sums.at(jnp.zeros_like), self._of(self.runs[..., :1]))
-        starting = _sum_of(self.k, apply_weights(self.v, weight))
+        starting = _sum_of(self.k, apply_weights(self.v, weight), dtype)
         starting, first, through = (jnp.flip(x, axis=2) for x in (starting, self.runs[..., 0], self.through()))
         return jnp.flip(_sums_before(starting, first, None, through), axis=2)
 
-    def reading_after(self, after: jax.Array) -> jax.Array:
+    def reading_after(self, after: jax.Array, dtype: DTypeLike) -> jax.Array:
         """The outputs q S from the state of later chunks."""
         entering = jnp.flip(entering_runs(jnp.flip(self.runs[:, 0, :, 0], axis=1)), axis=1)[:, None, :, None]
         weight = decay_between(self.end(), self.sums, self._of(entering))
-        return apply_weights(_read(self.q, after), weight)
+        return apply_weights(_read(self.q, after, dtype), weight)
 
     def final(self, before: jax.Array) -> jax.Array:
         """The state after a sequence of one document, if the padding of its last chunk does not decay, B×H×K×E."""
-        return jnp.exp(self.through()[..., -1])[..., None, None] * before[:, :, -1] + self.ending()[:, :, -1]
+        return jnp.exp(self.through()[..., -1])[..., None, None] * before[:, :, -1] + self.ending(jnp.float32)[:, :, -1]
 
     def _of(self, run: jax.Array) -> jax.Array:
         return (self.runs == run) & (self.runs > 0)
 
 
-@functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, static_argnums=5)
-def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
-    """(q kᵀ ⊙ e^−|b_i − b_j|) v over pairs inside the chunk, float32; the derivative computes its weights again."""
+@functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, static_argnums=(5, 6))
+def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool, dtype: DTypeLike) -> jax.Array:
+    """(q kᵀ ⊙ e^−|b_i − b_j|) v over pairs inside the chunk; the derivative computes its weights again."""
     # Decay mask: e^−|b_i − b_j| within a document, lower triangle, and upper triangle if bidirectional.
     visible = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]
     before = jnp.tri(v.shape[-2], dtype=bool)[None, None, None]
@@ -190,7 +193,7 @@ def _inside(q, k, v, sums: Running, runs: jax.Array, causal: bool) -> jax.Array:
     weights = decay_between(query, key, visible & before)
     if not causal:
         weights += decay_between(key, query, visible & ~before)
-    return _product(_times(matmul(q, k, transpose_b=True), weights).astype(v.dtype), v)
+    return matmul(_times(matmul(q, k, transpose_b=True), weights).astype(v.dtype), v, dtype=dtype)
 
 
 def _inside_by_kernel(kernel: Kernel, q, k, v, sums: Running, runs_BxL: jax.Array, chunk_size: int) -> jax.Array:
@@ -213,18 +216,18 @@ def _sums_before(sums_BxHxGxKxE, last_Bx1xG, initial, through_BxHxG) -> jax.Arra
     return sums_before(fold(sums_BxHxGxKxE), last_NxG, initial, fold(through_BxHxG)).reshape(shape)
 
 
-def _sum_of(k: jax.Array, v: jax.Array) -> jax.Array:
-    """Σ kᵀ v over each chunk, B×H×G×K×E float32; shared keys make one product with the values of all heads."""
+def _sum_of(k: jax.Array, v: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Σ kᵀ v over each chunk, B×H×G×K×E; shared keys make one product with the values of all heads."""
     if k.shape[1] == v.shape[1]:
-        return matmul(k, v, transpose_a=True)
-    return _heads_apart(matmul(k[:, 0], _heads_beside(v), transpose_a=True), v.shape[1])
+        return matmul(k, v, transpose_a=True, dtype=dtype)
+    return _heads_apart(matmul(k[:, 0], _heads_beside(v), transpose_a=True, dtype=dtype), v.shape[1])
 
 
-def _read(q: jax.Array, sums: jax.Array) -> jax.Array:
-    """The product with S, B×H×G×C×E float32; shared queries make one product with the sums of all heads."""
+def _read(q: jax.Array, sums: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """The product with S, B×H×G×C×E; shared queries make one product with the sums of all heads."""
     if q.shape[1] == sums.shape[1]:
-        return _product(q, sums)
-    return _heads_apart(_product(q[:, 0], _heads_beside(sums)), sums.shape[1])
+        return matmul(q, sums.astype(q.dtype), dtype=dtype)
+    return _heads_apart(matmul(q[:, 0], _heads_beside(sums.astype(q.dtype)), dtype=dtype), sums.shape[1])
 
 
 def _heads_beside(x_BxHxGxCxE: jax.Array) -> jax.Array:
@@ -235,10 +238,6 @@ def _heads_beside(x_BxHxGxCxE: jax.Array) -> jax.Array:
 
 def _heads_apart(x_BxGxCxHE: jax.Array, heads: int) -> jax.Array:
     return jnp.moveaxis(x_BxGxCxHE.reshape(*x_BxGxCxHE.shape[:3], heads, -1), 3, 1)
-
-
-def _product(x: jax.Array, y: jax.Array) -> jax.Array:
-    return matmul(x, y.astype(x.dtype))
 
 
 @jax.custom_vjp

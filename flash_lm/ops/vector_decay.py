@@ -3,10 +3,11 @@
 Chunkwise form ("Gated Linear Attention Transformers with Hardware-Efficient Training", Yang et al. 2023, section 4).
 The weight of a pair is (q e^b)·(k e^−b), with b the running sum of g; that is one product for a chunk, if e^−b is
 finite. So the caller bounds g from below, and a chunk is at most as long as b stays above −80 (see `longest_chunk`);
-both factors are then at most about e^40. All but products of q, k and v is float32, and starts again with each
-document.
+both factors are then at most about e^40. Sums are float32, states of chunks are rounded to the dtype of the values, and
+all start again with each document.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ def gated_sums(by: GatedInputs, v_BxHxLxE: jax.Array, runs_BxL: jax.Array, *, ch
         B×H×L×E, dtype of v.
     """
     nothing = jnp.zeros((*v_BxHxLxE.shape[:2], by.k_BxHxLxK.shape[-1], v_BxHxLxE.shape[-1]), jnp.float32)
-    return _in_chunks(by, v_BxHxLxE, runs_BxL, chunk_size, nothing)[0]
+    return _in_chunks(by, v_BxHxLxE, runs_BxL, chunk_size, nothing, v_BxHxLxE.dtype)[0]
 
 
 def prefill_gated(
@@ -73,7 +74,9 @@ def prefill_gated(
     real = real_BxL[:, None, :, None]
     # Padding leaves the state as it is. Beyond the last position it may be NaN, and zero times NaN is NaN.
     q, k, log_decay, v = (jnp.where(real, x, 0) for x in (*by, v_BxHxLxE))
-    return _in_chunks(GatedInputs(q, k, log_decay), v, jnp.ones_like(real_BxL, jnp.int32), chunk_size, state_BxHxKxE)
+    # A state that is kept stays float32.
+    by, runs_BxL = GatedInputs(q, k, log_decay), jnp.ones_like(real_BxL, jnp.int32)
+    return _in_chunks(by, v, runs_BxL, chunk_size, state_BxHxKxE, jnp.dtype(jnp.float32))
 
 
 def step_gated(by: GatedInputs, v_BxHx1xE: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -83,7 +86,8 @@ def step_gated(by: GatedInputs, v_BxHx1xE: jax.Array, state: jax.Array) -> tuple
     return matmul(q, state).astype(v_BxHx1xE.dtype), state
 
 
-def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[jax.Array, jax.Array]:
+def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """The outputs, and the state after all tokens; `dtype`: of what chunks add to the state, and of parts of outputs."""
     length = v.shape[2]
     size = min(chunk_size, length)
     # What fills the last chunk counts as more of the last document: its keys are zeros and nothing decays.
@@ -96,17 +100,17 @@ def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state) -> tuple[ja
     of_last, of_entering = ((runs == run) & (runs > 0) for run in (last, entering))
 
     # State that each chunk adds for its last document, and the decay of the entering state.
-    written = matmul(_decay_state(k, end - sums, of_last), v_chunks, transpose_a=True)
+    written = matmul(_decay_state(k, end - sums, of_last), v_chunks, transpose_a=True, dtype=dtype)
     kept = jnp.where(last == entering, jnp.exp(end[..., 0, :]), 0)
 
     def next_chunk(state_BxHxKxE: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         kept_BxHxK, written_BxHxKxE = chunk
-        return kept_BxHxK[..., None] * state_BxHxKxE + written_BxHxKxE, state_BxHxKxE
+        return kept_BxHxK[..., None] * state_BxHxKxE + written_BxHxKxE, state_BxHxKxE.astype(v.dtype)
 
     state, before = jax.lax.scan(next_chunk, state, (jnp.moveaxis(kept, 2, 0), jnp.moveaxis(written, 2, 0)))
     # Outputs: the entering state, and the pairs inside the chunk.
-    read = matmul(_decay_state(q, sums, of_entering), jnp.moveaxis(before, 0, 2).astype(q.dtype))
-    out = _inside(q, k, v_chunks, sums, runs) + read
+    read = matmul(_decay_state(q, sums, of_entering), jnp.moveaxis(before, 0, 2), dtype=dtype)
+    out = _inside(q, k, v_chunks, sums, runs, dtype) + read
     return head_rows(out.astype(v.dtype), length), state
 
 
@@ -126,12 +130,13 @@ def _decay_state(x: jax.Array, log: jax.Array, where: jax.Array) -> jax.Array:
     return jnp.where(where, x.astype(jnp.float32) * jnp.exp(jnp.where(where, log, 0)), 0).astype(x.dtype)
 
 
-@jax.checkpoint
-def _inside(q: jax.Array, k: jax.Array, v: jax.Array, sums: jax.Array, runs: jax.Array) -> jax.Array:
-    """The pairs inside the chunk, float32."""
+@functools.partial(jax.checkpoint, static_argnums=5)
+def _inside(q: jax.Array, k: jax.Array, v: jax.Array, sums: jax.Array, runs: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The pairs inside the chunk."""
     # The centre keeps both factors e^b and e^−b inside the range of float32.
     queries = (q.astype(jnp.float32) * (jnp.exp(sums) * _CENTRE)).astype(q.dtype)
     keys = (k.astype(jnp.float32) * (jnp.exp(-sums) / _CENTRE)).astype(k.dtype)
     same = (runs[..., :, None] == runs[..., None, :]) & (runs > 0)[..., None]
     visible = same & jnp.tri(v.shape[-2], dtype=bool)[None, None, None]
-    return matmul(jnp.where(visible, matmul(queries, keys, transpose_b=True), 0).astype(v.dtype), v)
+    weights = matmul(queries, keys, transpose_b=True, dtype=v.dtype)
+    return matmul(jnp.where(visible, weights, 0), v, dtype=dtype)
