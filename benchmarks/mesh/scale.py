@@ -8,7 +8,6 @@ CPU's compiler replaces that of an accelerator, so temporary bytes are an estima
 """
 
 import argparse
-import math
 import pathlib
 import time
 from typing import Any
@@ -25,7 +24,7 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
-from flash_lm.training.compiled_step import CompiledStep
+from flash_lm.training.compiled_step import lower_step, state_bytes
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
 
@@ -53,11 +52,9 @@ def measure(setup: Setup) -> Line:
     # Compile for the simulated mesh, without running.
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh):
-        step = CompiledStep(setup)
-    # Read collectives, memory and sharded state from the program.
-    traffic, memory = count_collectives(step.program.as_text()), step.program.memory_analysis()
-    leaves = jax.tree.leaves(setup.abstract)
-    state = sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
+        program = lower_step(setup).compile()
+    # Read collectives and memory from the program.
+    traffic, memory = count_collectives(program.as_text() or ""), program.memory_analysis()
     return {
         "family": setup.config.model.label,
         "parameters": setup.model.parameter_count(),
@@ -65,7 +62,7 @@ def measure(setup: Setup) -> Line:
         "devices": setup.mesh.size,
         "length": setup.config.data.length,
         "tokens_a_step": setup.config.data.tokens_per_batch,
-        "state_bytes_a_device": state,
+        "state_bytes_a_device": state_bytes(setup),
         "temporary_bytes_a_device": memory.temp_size_in_bytes,
         "collectives_a_step": sum(x.count for x in traffic.values()),
         "collective_bytes_a_step": sum(x.bytes for x in traffic.values()),

@@ -14,7 +14,6 @@ import pathlib
 import time
 
 import jax
-import jax.numpy as jnp
 
 from benchmarks.lib.cell_lines import CellLines
 from benchmarks.lib.machine import machine
@@ -24,17 +23,15 @@ from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, split_words
 from flash_lm.config.experiment import Config, parse
 from flash_lm.config.overrides import variant
-from flash_lm.config.registry import TASKS
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import training_flops
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.jsonl import Line
 from flash_lm.training.ahead_of_time import chip_devices, compile_for
 from flash_lm.training.chips import CHIPS
-from flash_lm.training.compiled_step import batch_shapes
+from flash_lm.training.compiled_step import lower_step, program_bytes
 from flash_lm.training.setup import build_setup
 from flash_lm.training.sharding import make_mesh
-from flash_lm.training.train_step import make_train_step
 
 
 def model_config(base: str, word: str, overrides: list[str], length: int, tokens: int) -> Config:
@@ -51,12 +48,9 @@ def measure(config: Config, chip: str) -> tuple[Line, str]:
     """Compiles the step for one chip; returns a line and the program's text."""
     devices = chip_devices(chip)
     setup = build_setup(config, make_mesh(config.mesh, devices))
-    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
-    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=setup.abstract.step.sharding)
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh), recorded() as implementations:
-        lowered = jax.jit(step, donate_argnums=0).lower(setup.abstract, batch_shapes(setup), rate)
-        program = compile_for(lowered, devices[0])
+        program = compile_for(lower_step(setup), devices[0])
     memory, text = program.memory_analysis(), program.as_text()
     tokens, length = config.data.tokens_per_batch, config.data.length
     # The only loop whose length depends on the data is that of the loss.
@@ -72,10 +66,7 @@ def measure(config: Config, chip: str) -> tuple[Line, str]:
         "dtype": config.model.dtype,
         "remat": config.model.remat,
         "temporary_bytes": memory.temp_size_in_bytes,
-        "peak_bytes": memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes,
+        "peak_bytes": program_bytes(program),
         "moved_bytes": sum(moved.values()),
         **{f"moved_bytes_{kind}": size for kind, size in moved.items()},
         "model_flops": flops,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from flash_lm.config.data import DataConfig
 from flash_lm.config.registry import CORPORA
 from flash_lm.data.text_files import stdlib, text_files
+from flash_lm.data.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +19,7 @@ class CorpusKind:
         load: for text: a function of `config.data` and each section that returns a `data.corpus.Corpus`. For examples:
             a function of `config.data`, what a run knows of its corpus and each section; returns an ExampleCorpus.
         examples: whether each row is an example that has tokens already; otherwise text, to be tokenised and packed.
+        tokenizer: of examples that are read from files: their tokenizer; None: it depends on the files.
         answers: what generate and serve can do with a causal model of this corpus; None: nothing.
         mixes: whether data.mixture may name several sources of it.
         reads_path: whether the corpus reads data.path.
@@ -30,6 +32,7 @@ class CorpusKind:
 
     load: Callable[..., Any]
     examples: bool = False
+    tokenizer: Tokenizer | None = None
     answers: Literal["text", "couplets", "images"] | None = "text"
     mixes: bool = False
     reads_path: bool = True

@@ -201,6 +201,7 @@ def _pixels(image: Any, options: ImageOptions) -> np.ndarray:
 IMAGES = CorpusKind(
     lambda config, known, options: images(config, options),
     examples=True,
+    tokenizer=ByteTokenizer(),
     answers="images",
     labelled=lambda config: True,
     ends_in_values=True,

@@ -168,7 +168,12 @@ def _dtype(tokenizer: Tokenizer) -> type[np.unsignedinteger]:
     return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
-def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Tokenizer:
+def existing_tokenizer(config: DataConfig) -> Tokenizer | None:
+    """The tokenizer of a text that needs no training; None: SentencePiece is to be trained on the corpus.
+
+    Raises:
+        InputError: there is no such file, or it holds no tokenizer of that kind.
+    """
     if config.tokenizer == "bytes":
         return ByteTokenizer()
     if config.tokenizer == "hf" and not config.tokenizer_path:
@@ -176,16 +181,21 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
             "data.tokenizer=hf needs an existing tokenizer: name its folder with --config.data.tokenizer_path, or a "
             "model with --config.train.init_from"
         )
-    # An existing tokenizer is read, not trained.
-    if config.tokenizer_path:
-        path = pathlib.Path(os.path.expanduser(config.tokenizer_path))
-        if config.tokenizer == "hf":
-            return read_tokenizer(path)
-        try:
-            return SentencePieceTokenizer(path.read_bytes())
-        except OSError as error:
-            raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
-    # Otherwise SentencePiece is trained once per corpus and vocabulary size.
+    if not config.tokenizer_path:
+        return None
+    path = pathlib.Path(os.path.expanduser(config.tokenizer_path))
+    if config.tokenizer == "hf":
+        return read_tokenizer(path)
+    try:
+        return SentencePieceTokenizer(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
+
+
+def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Tokenizer:
+    if (tokenizer := existing_tokenizer(config)) is not None:
+        return tokenizer
+    # SentencePiece is trained once per corpus and vocabulary size.
     key = hashlib.sha256(f"{_FORMAT} {corpus.fingerprint} {config.vocab_size}".encode()).hexdigest()[:16]
     folder = cache / f"tokenizer-{corpus.name}-{key}"
 

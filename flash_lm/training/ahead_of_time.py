@@ -32,6 +32,11 @@ gpu_device_info {{
 }}
 """
 _GPUS_OF_A_HOST = 8
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
 
 
 def chip_devices(name: str, count: int = 1) -> list[jax.Device]:
@@ -59,7 +64,9 @@ def compile_for(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.C
 def _tpus(name: str, chip: Chip, count: int) -> list[jax.Device]:
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(f"no compiler for {name}: install it with pip install libtpu")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # it would look for the metadata server of a TPU
+    # Without a TPU it would look for its metadata server, and warn that it does not know the host.
+    for variable, value in _NO_TPU.items():
+        os.environ.setdefault(variable, value)
     # The smallest topology has four chips, in a square.
     rows = max(2, 1 << (math.ceil(math.log2(count)) // 2))
     columns = max(2, -(-count // rows))
@@ -75,5 +82,7 @@ def _gpus(name: str, chip: Chip, count: int) -> list[jax.Device]:
         raise InputError(f"no compiler for {name}: install it with pip install 'jax[cuda12]'")
     description = _HOPPER.format(name=chip.name, memory=chip.memory * 1e9, bandwidth=chip.bandwidth * 1e9)
     hosts = -(-count // _GPUS_OF_A_HOST)
+    if count % hosts:
+        raise InputError(f"{count} x {name} are no equal number on each of {hosts} hosts")
     shape: dict[str, Any] = {"target_config": description, "topology": f"1x{hosts}x{count // hosts}"}
     return list(topologies.get_topology_desc(platform="cuda", **shape).devices)

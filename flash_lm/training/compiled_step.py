@@ -1,5 +1,6 @@
 """The compiled train step, with the learning rate schedule as a separate program."""
 
+import math
 from typing import Any
 
 import jax
@@ -26,6 +27,33 @@ def batch_shapes(setup: Setup) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
+def lower_step(setup: Setup) -> jax.stages.Lowered:
+    """Traces and lowers the step for a setup's shapes and shardings, on its mesh; the state is donated.
+
+    Its inputs are the state, the batch and the learning rate, a float32 scalar.
+    """
+    config = setup.config
+    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
+    # The state has the same shardings before and after the step.
+    state, batch = jax.tree.map(lambda x: x.sharding, setup.abstract), batch_shapes(setup)
+    rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=state.step)
+    return jax.jit(step, donate_argnums=0, out_shardings=(state, None)).lower(setup.abstract, batch, rate)
+
+
+def state_bytes(setup: Setup) -> int:
+    """Bytes of the train state on each device."""
+    leaves = jax.tree.leaves(setup.abstract)
+    return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
+
+
+def program_bytes(program: jax.stages.Compiled) -> int:
+    """Bytes that a program takes on each device: inputs, outputs and temporary arrays."""
+    memory: Any = program.memory_analysis()
+    # Outputs that take the place of donated inputs are counted once.
+    new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + new_outputs + memory.temp_size_in_bytes
+
+
 class CompiledStep:
     """The train step for a setup's shapes and shardings; the state is donated.
 
@@ -35,17 +63,12 @@ class CompiledStep:
 
     def __init__(self, setup: Setup):
         """Compiles the step, or reads it from the compilation cache."""
-        # The step, with the shardings of the state before and after it.
-        config = setup.config
-        step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
-        state, batch = jax.tree.map(lambda x: x.sharding, setup.abstract), batch_shapes(setup)
-        rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=state.step)
-        jitted = jax.jit(step, donate_argnums=0, out_shardings=(state, None))
-        self.program: Any = jitted.lower(setup.abstract, batch, rate).compile()
+        self.program: Any = lower_step(setup).compile()
 
         # The schedule, a function of the step alone.
-        schedule = learning_rate(config.train)
-        self._rate = jax.jit(lambda step: jnp.float32(schedule(step)), out_shardings=state.step)
+        schedule = learning_rate(setup.config.train)
+        rate = lambda step: jnp.float32(schedule(step))
+        self._rate = jax.jit(rate, out_shardings=setup.abstract.step.sharding)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """The state after the batch, and the metrics of `make_train_step`."""

@@ -15,6 +15,7 @@ from flash_lm.config.keys import type_problems
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.plugins import import_plugins, plugin_names
 from flash_lm.config.registry import CORPORA, HEADS, TASKS
+from flash_lm.data.expected import Expected
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError
@@ -116,12 +117,12 @@ def resolve(asked: Any, run: RunFolder | None, parent: RunFolder | None, init_fr
     return Resolved(record, config, changes)
 
 
-def fill_from_corpus(config: Config, tokenizer: Tokenizer, labels: Sequence[str]) -> Config:
+def fill_from_corpus(config: Config, tokenizer: Tokenizer | Expected, labels: Sequence[str]) -> Config:
     """Fills in the keys of the model that the corpus and the families define.
 
     Args:
         config: a checked config.
-        tokenizer: tokenizer of the corpus.
+        tokenizer: tokenizer of the corpus, or what is known of it before the corpus is read.
         labels: names of the corpus's labels; empty: it has none.
 
     Raises:
@@ -130,12 +131,12 @@ def fill_from_corpus(config: Config, tokenizer: Tokenizer, labels: Sequence[str]
     return dataclasses.replace(config, model=_resolve_classes(config, _resolve_vocabulary(config, tokenizer), labels))
 
 
-def _resolve_vocabulary(config: Config, tokenizer: Tokenizer) -> ModelConfig:
+def _resolve_vocabulary(config: Config, tokenizer: Tokenizer | Expected) -> ModelConfig:
     """The config of the model with its vocabulary size and its families' defaults."""
     return complete(dataclasses.replace(config.model, vocab_size=choose_vocab_size(config, tokenizer)))
 
 
-def choose_vocab_size(config: Config, tokenizer: Tokenizer) -> int:
+def choose_vocab_size(config: Config, tokenizer: Tokenizer | Expected) -> int:
     """The vocabulary size that is set, or else the one that the tokenizer needs.
 
     Raises:

@@ -110,12 +110,12 @@ def open_run(workdir: pathlib.Path, asked: Any) -> Iterator[OpenRun]:
     """
     check_local(workdir)
     asked = normalize(asked)
-    run = _resolve_run(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is
+    run = resolve_run(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is
     with lock_folder(workdir):
         # Another process may have trained in the folder before it was locked. Either all hosts read it again or none
         # does, because reading exchanges data between hosts.
         unchanged = run.folder_state == _read_folder_state(run.folder)
-        yield run if all(gather_from_hosts(unchanged)) else _resolve_run(RunFolder(workdir), asked)
+        yield run if all(gather_from_hosts(unchanged)) else resolve_run(RunFolder(workdir), asked)
 
 
 def _read_folder_state(folder: RunFolder) -> FolderState:
@@ -124,8 +124,18 @@ def _read_folder_state(folder: RunFolder) -> FolderState:
     )
 
 
-def _resolve_run(folder: RunFolder, asked: Any) -> OpenRun:
-    """Resolves a config for a folder: the parent of a branch counts only before the run's first checkpoint."""
+def resolve_run(folder: RunFolder, asked: Any) -> OpenRun:
+    """Resolves a config for a folder, which is only read; it may not exist yet.
+
+    The parent of a branch counts only before the run's first checkpoint.
+
+    Args:
+        folder: the run's folder.
+        asked: a config from `normalize`.
+
+    Raises:
+        InputError: a bad config; or the folder holds something else, or a run of another config.
+    """
     folder_state = _read_folder_state(folder)
     branch_from, init_from = (
         (asked.train.branch_from, asked.train.init_from) if folder_state.newest is None else (None, None)

@@ -23,6 +23,7 @@ from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.training.train_state import Params, TrainState
 
 BATCH = PartitionSpec(("data", "fsdp"))
+_AUTO = (AxisType.Auto,) * len(MESH_AXES)
 
 
 def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
@@ -31,14 +32,26 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     Raises:
         InputError: the shape does not match the number of devices.
     """
-    count = len(devices or jax.devices())
-    known = math.prod(n for n in config.shape if n > 0)
-    shape = tuple(count // known if n == -1 else n for n in config.shape)
-    if math.prod(shape) != count:
-        raise InputError(
-            f"mesh.shape={config.shape} must make {count}, the number of devices: change a size, or set one to -1"
-        )
-    return jax.make_mesh(shape, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices)
+    shape = mesh_shape(config.shape, len(devices or jax.devices()))
+    return jax.make_mesh(shape, MESH_AXES, axis_types=_AUTO, devices=devices)
+
+
+def make_abstract_mesh(config: MeshConfig, count: int) -> AbstractMesh:
+    """The mesh of config.shape over devices that nothing is compiled for; raises as `make_mesh` does."""
+    return AbstractMesh(mesh_shape(config.shape, count), MESH_AXES, axis_types=_AUTO)
+
+
+def mesh_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The sizes of a mesh of so many devices, of which one may be -1: the rest.
+
+    Raises:
+        InputError: the sizes do not make this number.
+    """
+    known = math.prod(n for n in shape if n > 0)
+    sizes = tuple(count // known if n == -1 else n for n in shape)
+    if math.prod(sizes) != count:
+        raise InputError(f"mesh.shape={shape} must make {count}, the number of devices: change a size, or set one to -1")
+    return sizes
 
 
 def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:

@@ -130,5 +130,9 @@ def needle(config: DataConfig, options: NeedleOptions) -> ExampleCorpus:
 
 
 NEEDLE = CorpusKind(
-    lambda config, known, options: needle(config, options), examples=True, answers=None, sections=(NeedleOptions,)
+    lambda config, known, options: needle(config, options),
+    examples=True,
+    tokenizer=ByteTokenizer(),
+    answers=None,
+    sections=(NeedleOptions,),
 )

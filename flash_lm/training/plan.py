@@ -1,0 +1,276 @@
+"""What a run will need, before it starts: its step is compiled for the devices, and nothing is computed or written."""
+
+import dataclasses
+import logging
+import math
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from flash_lm.config.experiment import Config, parse
+from flash_lm.config.registry import TASKS
+from flash_lm.data.expected import Expected, expected_corpus
+from flash_lm.errors import InputError
+from flash_lm.models.classifier import ClassOptions
+from flash_lm.models.facts import training_flops
+from flash_lm.runs.run_folder import RunFolder
+from flash_lm.runs.run_name import HUB
+from flash_lm.training.ahead_of_time import chip_devices, compile_for
+from flash_lm.training.chips import CHIPS, peak_flops
+from flash_lm.training.compiled_step import lower_step, program_bytes, state_bytes
+from flash_lm.training.device import free_memory
+from flash_lm.training.resolve import fill_from_corpus, normalize
+from flash_lm.training.resume import resolve_run
+from flash_lm.training.setup import Setup, build_setup
+from flash_lm.training.sharding import check_batch, make_abstract_mesh, make_mesh, mesh_shape
+
+_log = logging.getLogger(__name__)
+# JAX takes this share of a GPU's memory when it starts, and no more later.
+GPU_FRACTION, _GPU_DEFAULT, _GPU_MOST = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75, 0.95
+# XLA's messages if a step does not fit on a TPU: bytes of the temporary arrays, or of everything.
+_TEMPORARY = re.compile(r"HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM")
+_EVERYTHING = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The devices that a run is planned for.
+
+    Attributes:
+        name: a row of `CHIPS`, or JAX's name for this machine's devices.
+        kind: JAX's name.
+        count: number of devices.
+        devices: to compile for; empty: there is no compiler.
+        is_here: whether the devices are this machine's.
+        memory: bytes of a device that a program may take; None: unknown.
+        why: why there is no compiler.
+    """
+
+    name: str
+    kind: str
+    count: int
+    devices: tuple[jax.Device, ...]
+    is_here: bool
+    memory: float | None
+    why: str = ""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the chip is a GPU of the table."""
+        return self.name in CHIPS and not self.name.startswith("TPU")
+
+
+class Memory(NamedTuple):
+    """Bytes on each device.
+
+    Attributes:
+        state: of the train state: parameters, the optimizer's moments and the like.
+        temporary: of a step's other arrays; None: unknown.
+        total: of everything; None: unknown.
+        refused: whether the compiler found that the step does not fit.
+    """
+
+    state: int
+    temporary: int | None = None
+    total: int | None = None
+    refused: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run will need.
+
+    Attributes:
+        config: the complete config.
+        target: the devices.
+        mesh: number of devices along each axis.
+        parameters: number of parameters.
+        step_flops: model FLOPs of a step, see `training_flops`.
+        memory: of each device.
+    """
+
+    config: Config
+    target: Target
+    mesh: Mapping[str, int]
+    parameters: int
+    step_flops: float
+    memory: Memory
+
+    @property
+    def rows(self) -> int:
+        """Number of sequences in a microbatch of one device."""
+        return self.config.data.batch_size // (self.mesh["data"] * self.mesh["fsdp"] * self.config.train.accumulate)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a step fits into a device's memory; None: unknown."""
+        memory, room = self.memory, self.target.memory
+        if memory.refused:
+            return False
+        if memory.total is not None and self.target.name.startswith("TPU"):
+            return True  # its compiler refuses what does not fit, and knows the memory better than the table
+        if room is None:
+            return None
+        if memory.total is None:
+            return False if memory.state > room else None
+        return memory.total <= room
+
+    @property
+    def peak(self) -> float | None:
+        """Peak rate of a device's products in FLOP/s, in the model's dtype; None: unknown."""
+        return peak_flops(self.target.kind, self.config.model.dtype)
+
+    def hours(self, share: float) -> float | None:
+        """Hours of the training steps at a share of the peak rate of all devices; None: the rate is unknown."""
+        if self.peak is None:
+            return None
+        return self.config.train.steps * self.step_flops / (share * self.peak * self.target.count) / 3600
+
+    def advice(self) -> list[str]:
+        """What makes a step that does not fit smaller, the least costly first."""
+        remat, memory, count = self.config.model.remat, self.memory, self.target.count
+        room = self.target.memory or math.inf
+        of_steps = memory.state < room  # otherwise smaller steps do not help
+        most = CHIPS[self.target.name].memory * 1e9 * _GPU_MOST if self.target.is_gpu else 0
+        ways = {
+            f"{GPU_FRACTION}={_GPU_MOST}": room < (memory.total or math.inf) <= most,
+            "--config.model.remat=products": of_steps and remat == "none",
+            f"--config.train.accumulate={2 * self.config.train.accumulate}": of_steps and self.rows % 2 == 0,
+            "--config.model.remat=full": of_steps and remat != "full",
+            "--config.mesh.shape=1,-1,1 (fsdp)": count > self.mesh["fsdp"] and memory.state > room / 4,
+            "more devices with fsdp": True,
+        }
+        return [way for way, helps in ways.items() if helps]
+
+
+def parse_target(text: str) -> Target:
+    """The devices that --plan names: CHIP or CHIP:COUNT; empty: this machine's.
+
+    Raises:
+        InputError: no such chip, or COUNT is not a positive integer.
+    """
+    if not text:
+        return _this_machine()
+    name, colon, number = text.rpartition(":") if ":" in text else (text, "", "1")
+    if name not in CHIPS:
+        raise InputError(f"--plan={text}: {name} is not in the table of chips: give one of {', '.join(CHIPS)}")
+    if not (number.isdecimal() and int(number)):
+        raise InputError(f"--plan={text}: give CHIP{colon}COUNT with a positive number of devices, such as {name}:8")
+    count, fraction = int(number), 1.0
+    if not name.startswith("TPU"):
+        fraction = float(os.environ.get(GPU_FRACTION, _GPU_DEFAULT))
+    devices, why = (), ""
+    try:
+        devices = tuple(chip_devices(name, count))
+    except InputError as error:
+        why = str(error)
+    kind = devices[0].device_kind if devices else CHIPS[name].kind.partition("|")[0]
+    return Target(name, kind, count, devices, False, CHIPS[name].memory * 1e9 * fraction, why)
+
+
+def _this_machine() -> Target:
+    devices, memory = tuple(jax.devices()), free_memory()
+    if memory is not None and devices[0].platform == "cpu":
+        memory //= len(devices)  # simulated devices share the machine's
+    kind = devices[0].device_kind
+    name = next((name for name, chip in CHIPS.items() if re.fullmatch(chip.kind, kind)), kind)
+    return Target(name, kind, len(devices), devices, True, memory)
+
+
+def plan_config(asked: Any, workdir: pathlib.Path, count: int) -> Config:
+    """The complete config of a run on `count` devices, as far as it is known before the corpus is read.
+
+    Args:
+        asked: the user's config.
+        workdir: the run's folder, which is only read; open keys are those of its run, if it has one.
+        count: number of devices.
+
+    Raises:
+        InputError: a bad config; or a size is open that only the corpus has.
+    """
+    asked = normalize(asked)
+    parse(asked)  # raises, with every problem
+    if str(asked.train.init_from or "").startswith(HUB):
+        raise InputError(
+            f"train.init_from={asked.train.init_from} would be downloaded, and a plan downloads nothing: leave it "
+            f"open, with --config.train.init_from="
+        )
+    # An open batch depends on the devices, of which this machine may have others.
+    asked.mesh.shape = mesh_shape(asked.mesh.shape, count)
+    run = resolve_run(RunFolder(workdir), asked)
+    known = run.known_corpus()
+    return _fill(run.config, Expected.of(known.tokenizer) if known else expected_corpus(run.config.data))
+
+
+def _fill(config: Config, expected: Expected) -> Config:
+    """Fills in the sizes that the corpus defines.
+
+    Raises:
+        InputError: only the corpus has them, or they do not fit together.
+    """
+    task, labels, count = TASKS[config.task], expected.labels, config.model[ClassOptions].count
+    advice = f"data.corpus={config.data.corpus} defines it when it is read: set it for the plan, with --config."
+    problems = []
+    if expected.vocab_size is None:
+        if config.model.vocab_size is None:
+            problems.append(f"model.vocab_size is open, and {advice}model.vocab_size=")
+        expected = expected._replace(vocab_size=config.model.vocab_size)
+    if task.labels and not labels:
+        if count is None:
+            problems.append(f"model.classes.count is open, and {advice}model.classes.count=")
+        labels = tuple(map(str, range(count or 0)))
+    if problems:
+        raise InputError.of(problems)
+    return fill_from_corpus(config, expected, labels)
+
+
+def make_plan(config: Config, target: Target) -> Plan:
+    """Computes a plan; compiles the step if there is a compiler.
+
+    Args:
+        config: a complete config, from `plan_config`.
+        target: the devices.
+
+    Raises:
+        InputError: mesh, sharding rules or batch do not fit the number of devices.
+    """
+    mesh: Any = make_abstract_mesh(config.mesh, target.count)
+    check_batch(mesh, config.data.batch_size, config.train.accumulate)
+    if target.devices:
+        mesh = make_mesh(config.mesh, list(target.devices))
+    setup = build_setup(config, mesh)
+    flops = training_flops(setup.model.abstract, config.data.tokens_per_batch, config.data.length)
+    memory = _compile(setup, target) if target.devices else Memory(state_bytes(setup))
+    return Plan(config, target, dict(mesh.shape), setup.model.parameter_count(), flops, memory)
+
+
+def _compile(setup: Setup, target: Target) -> Memory:
+    """Compiles the step for its memory."""
+    _log.info("compiling the step for %d x %s, which may take minutes", target.count, target.name)
+    state = state_bytes(setup)
+    with jax.set_mesh(setup.mesh):
+        lowered = lower_step(setup)
+        try:
+            program = lowered.compile() if target.is_here else compile_for(lowered, target.devices[0])
+        except jax.errors.JaxRuntimeError as error:
+            if (memory := _refused(str(error), state)) is None:
+                raise
+            return memory
+    analysis: Any = program.memory_analysis()
+    return Memory(state, analysis.temp_size_in_bytes, program_bytes(program))
+
+
+def _refused(message: str, state: int) -> Memory | None:
+    """What XLA says of a step that does not fit; None: its message is about something else."""
+    if match := _TEMPORARY.search(message):
+        temporary = int(float(match[1]) * _UNITS[match[2]])
+        return Memory(state, temporary, state + temporary, refused=True)
+    if match := _EVERYTHING.search(message):
+        total = int(float(match[1]) * _UNITS[match[2]])
+        return Memory(state, max(total - state, 0), total, refused=True)
+    return None
