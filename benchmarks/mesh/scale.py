@@ -52,9 +52,9 @@ def measure(setup: Setup) -> Line:
     # Compile for the simulated mesh, without running.
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh):
-        program = lower_step(setup).compile()
+        program: Any = lower_step(setup).compile()
     # Read collectives and memory from the program.
-    traffic, memory = count_collectives(program.as_text() or ""), program.memory_analysis()
+    traffic, memory = count_collectives(program.as_text()), program.memory_analysis()
     return {
         "family": setup.config.model.label,
         "parameters": setup.model.parameter_count(),

@@ -12,6 +12,7 @@ kind of work.
 import argparse
 import pathlib
 import time
+from typing import Any
 
 import jax
 
@@ -37,7 +38,7 @@ from flash_lm.training.sharding import make_mesh
 def model_config(base: str, word: str, overrides: list[str], length: int, tokens: int) -> Config:
     """Returns the config of one model: one batch of `tokens` without microbatches; keys in the word win."""
     preset, *_ = word.split("+")
-    config = load_config(f"{base}:{preset}", overrides)
+    config: Any = load_config(f"{base}:{preset}", overrides)
     config.model.update(max_length=length)
     config.data.update(length=length, tokens_per_batch=tokens)
     config.train.accumulate = 1
@@ -50,7 +51,7 @@ def measure(config: Config, chip: str) -> tuple[Line, str]:
     setup = build_setup(config, make_mesh(config.mesh, devices))
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh), recorded() as implementations:
-        program = compile_for(lower_step(setup), devices[0])
+        program: Any = compile_for(lower_step(setup), devices[0])
     memory, text = program.memory_analysis(), program.as_text()
     tokens, length = config.data.tokens_per_batch, config.data.length
     # The only loop whose length depends on the data is that of the loss.

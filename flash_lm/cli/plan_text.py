@@ -1,23 +1,27 @@
 """A plan in plain words, a line for each thing that a run will need."""
 
-from flash_lm.training.plan import GPU_FRACTION, Plan
+from flash_lm.training.chips import CHIPS
+from flash_lm.training.plan import Plan
 
 SHARES = (15, 30, 45)  # percent of the peak rate
-_WIDTH = 11  # of the first column
+_WIDTH = 13  # of the first column
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
+_TIMES = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def plan_text(plan: Plan) -> str:
     """The lines of a plan."""
-    rows = {
-        "model": _model(plan),
-        "batch": _batch(plan),
-        "run": _run(plan),
-        "FLOPs": _flops(plan),
-        "devices": _devices(plan),
-        "memory": _memory(plan),
-        "time": _time(plan),
-    }
-    return "\n".join(f"{name:{_WIDTH}}{text}".replace("\n", "\n" + " " * _WIDTH) for name, text in rows.items())
+    rows = [
+        ("model", _model(plan)),
+        ("batch", _batch(plan)),
+        ("run", _run(plan)),
+        ("FLOPs", _flops(plan)),
+        ("devices", _devices(plan)),
+        ("memory", "of each device"),
+        *_memory(plan),
+        *_time(plan),
+    ]
+    return "\n".join(f"{name:{_WIDTH}}{text}" for name, text in rows)
 
 
 def _model(plan: Plan) -> str:
@@ -37,56 +41,65 @@ def _run(plan: Plan) -> str:
 
 
 def _flops(plan: Plan) -> str:
-    a_token, total = plan.step_flops / plan.config.data.tokens_per_batch, plan.step_flops * plan.config.train.steps
-    return f"{a_token / 1e9:,.3g} GFLOP a token, {total:.3g} FLOP in all (of the model, forward and backward)"
+    a_token = plan.step_flops / plan.config.data.tokens_per_batch
+    return f"{a_token:.3g} a token, {plan.flops:.3g} in all (of the model, forward and backward)"
 
 
 def _devices(plan: Plan) -> str:
     axes = " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
-    where = "of this machine" if plan.target.is_here else "named, not here"
-    return f"{plan.target.count:,} x {plan.target.name}, {where}; mesh: {axes}"
+    where = ", of this machine" if plan.target.is_here else ""
+    return f"{plan.target.count:,} x {plan.target.name}{where}; mesh: {axes}"
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: Plan) -> list[tuple[str, str]]:
     """The memory of each device, and whether a step fits."""
-    memory, target = plan.memory, plan.target
-    lines = [f"of each device: state {_gb(memory.state)} (parameters, moments of the optimizer)"]
-    if memory.temporary is None or memory.total is None:
-        lines.append(f"temporary arrays of a step: not known, {target.why}")
+    memory = plan.memory
+    rows = [("  state", f"{_size(memory.state)}: parameters and the optimizer's moments")]
+    if memory.total is None or memory.temporary is None:
+        rows.append(("  temporary", f"not known: {plan.target.why}"))
+        total = "at least the state"
     else:
-        lines[0] += f", temporary arrays of a step {_gb(memory.temporary)}, in all {_gb(memory.total)}"
-    lines.append(f"{_room(plan)}: {_verdict(plan)}")
-    return "\n".join(lines)
+        rows.append(("  temporary", f"{_size(memory.temporary)}: other arrays of a step, as XLA compiles it"))
+        total = _size(memory.total)
+    return [*rows, ("  in all", f"{total}, {_room(plan)}: {_verdict(plan)}")]
 
 
 def _room(plan: Plan) -> str:
-    if plan.target.memory is None:
-        return "room for programs: not known"
-    room = f"room for programs: {_gb(plan.target.memory)}"
-    if plan.target.is_gpu and not plan.target.is_here:
-        return f"{room}, as {GPU_FRACTION} says"
-    return f"{room} are free" if plan.target.is_here else room
+    target = plan.target
+    if target.memory is None:
+        return "of an unknown memory"
+    if target.is_here:
+        return f"of {_size(target.memory)} that are free"
+    if target.fraction == 1:
+        return f"of {_size(target.memory)}"
+    of_all = f"{100 * target.fraction:.0f} % of {_size(CHIPS[target.name].memory * 1e9)}"
+    return f"of {_size(target.memory)} that JAX takes ({of_all})"
 
 
 def _verdict(plan: Plan) -> str:
     if plan.fits is None:
-        return "the state fits" if plan.target.memory is not None else "not known whether it fits"
-    return "fits" if plan.fits else f"does not fit. Try {'; '.join(plan.advice())}"
+        return "not known whether it fits"
+    return "fits" if plan.fits else f"does not fit; in this order try {', '.join(plan.advice())}"
 
 
-def _time(plan: Plan) -> str:
-    """The hours at each share of the peak."""
-    hours = [plan.hours(share / 100) for share in SHARES]
-    if plan.peak is None or None in hours:
-        return f"no estimate: the peak rate of {plan.target.name} is not known; name a chip, such as --plan=H200"
-    factor, unit = (1, "hours") if max(hours) >= 1 else (60, "minutes")  # type: ignore[type-var]
-    numbers = " / ".join(f"{factor * x:,.1f}" for x in hours if x is not None)
-    shares = " / ".join(map(str, SHARES))
-    return (
-        f"{numbers} {unit} at {shares} % of the peak of {plan.peak / 1e12:,.0f} TFLOP/s a device "
-        f"({plan.config.model.dtype})\nan estimate, not a measurement: steps only, without evaluation and saves"
-    )
+def _time(plan: Plan) -> list[tuple[str, str]]:
+    """The time at each share of the peak."""
+    if plan.peak is None:
+        dtype = plan.config.model.dtype
+        return [("time", f"no estimate: no peak rate of {plan.target.name} in {dtype} is known; name another chip")]
+    seconds = [plan.flops / (share / 100 * plan.peak * plan.target.count) for share in SHARES]
+    factor, unit = next((row for row in _TIMES if max(seconds) >= row[0]), _TIMES[-1])
+    peak = f"{plan.peak / 1e12:,.0f} TFLOP/s a device, {plan.config.model.dtype}"
+    return [
+        ("time", f"estimated {unit} of the steps at a share of the peak ({peak}); not a measurement"),
+        *((f"  at {share} %", _number(x / factor)) for share, x in zip(SHARES, seconds, strict=True)),
+    ]
 
 
-def _gb(size: float) -> str:
-    return f"{size / 1e9:,.2f} GB" if size < 1e10 else f"{size / 1e9:,.1f} GB"
+def _size(count: float) -> str:
+    factor, unit = next((row for row in _SIZES if count >= row[0]), _SIZES[-1])
+    return f"{_number(count / factor)} {unit}"
+
+
+def _number(x: float) -> str:
+    return f"{x:,.1f}" if x >= 1 else f"{x:.2g}"

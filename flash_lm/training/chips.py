@@ -45,6 +45,11 @@ CHIPS = {
 }
 
 
+def find_chip(device_kind: str) -> str | None:
+    """Returns the row of the table for JAX's name of a device; None: it has none."""
+    return next((name for name, chip in CHIPS.items() if re.fullmatch(chip.kind, device_kind)), None)
+
+
 def peak_flops(device_kind: str, dtype: str) -> float | None:
     """Returns the peak FLOP/s of a device's matrix products.
 
@@ -55,7 +60,6 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
     Returns:
         The rate; None if it is unknown.
     """
-    for chip in CHIPS.values():
-        if re.fullmatch(chip.kind, device_kind):
-            return chip.peaks[dtype] * 1e12 if dtype in chip.peaks else None
-    return None
+    name = find_chip(device_kind)
+    peak = CHIPS[name].peaks.get(dtype) if name else None
+    return peak and peak * 1e12

@@ -17,10 +17,11 @@ from flash_lm.data.expected import Expected, expected_corpus
 from flash_lm.errors import InputError
 from flash_lm.models.classifier import ClassOptions
 from flash_lm.models.facts import training_flops
+from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import HUB
 from flash_lm.training.ahead_of_time import chip_devices, compile_for
-from flash_lm.training.chips import CHIPS, peak_flops
+from flash_lm.training.chips import CHIPS, find_chip
 from flash_lm.training.compiled_step import lower_step, program_bytes, state_bytes
 from flash_lm.training.device import free_memory
 from flash_lm.training.resolve import fill_from_corpus, normalize
@@ -30,7 +31,7 @@ from flash_lm.training.sharding import check_batch, make_abstract_mesh, make_mes
 
 _log = logging.getLogger(__name__)
 # JAX takes this share of a GPU's memory when it starts, and no more later.
-GPU_FRACTION, _GPU_DEFAULT, _GPU_MOST = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75, 0.95
+_GPU_FRACTION, _GPU_DEFAULT, _GPU_MOST = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75, 0.95
 # XLA's messages if a step does not fit on a TPU: bytes of the temporary arrays, or of everything.
 _TEMPORARY = re.compile(r"HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM")
 _EVERYTHING = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", re.IGNORECASE)
@@ -42,27 +43,22 @@ class Target:
     """The devices that a run is planned for.
 
     Attributes:
-        name: a row of `CHIPS`, or JAX's name for this machine's devices.
-        kind: JAX's name.
+        name: a row of `CHIPS`; or JAX's name for this machine's devices, which have none.
         count: number of devices.
         devices: to compile for; empty: there is no compiler.
         is_here: whether the devices are this machine's.
-        memory: bytes of a device that a program may take; None: unknown.
+        memory: bytes of a device that programs may take; None: unknown.
+        fraction: their share of the chip's memory.
         why: why there is no compiler.
     """
 
     name: str
-    kind: str
     count: int
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Any, ...]
     is_here: bool
     memory: float | None
+    fraction: float = 1.0
     why: str = ""
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether the chip is a GPU of the table."""
-        return self.name in CHIPS and not self.name.startswith("TPU")
 
 
 class Memory(NamedTuple):
@@ -123,29 +119,37 @@ class Plan:
     @property
     def peak(self) -> float | None:
         """Peak rate of a device's products in FLOP/s, in the model's dtype; None: unknown."""
-        return peak_flops(self.target.kind, self.config.model.dtype)
+        peaks = CHIPS[self.target.name].peaks if self.target.name in CHIPS else {}
+        peak = peaks.get(self.config.model.dtype)
+        return peak and peak * 1e12
 
-    def hours(self, share: float) -> float | None:
-        """Hours of the training steps at a share of the peak rate of all devices; None: the rate is unknown."""
-        if self.peak is None:
-            return None
-        return self.config.train.steps * self.step_flops / (share * self.peak * self.target.count) / 3600
+    @property
+    def flops(self) -> float:
+        """Model FLOPs of all steps."""
+        return self.config.train.steps * self.step_flops
 
     def advice(self) -> list[str]:
         """What makes a step that does not fit smaller, the least costly first."""
         remat, memory, count = self.config.model.remat, self.memory, self.target.count
         room = self.target.memory or math.inf
         of_steps = memory.state < room  # otherwise smaller steps do not help
-        most = CHIPS[self.target.name].memory * 1e9 * _GPU_MOST if self.target.is_gpu else 0
+        # A GPU's room may be made larger.
+        most = room / self.target.fraction * _GPU_MOST
         ways = {
-            f"{GPU_FRACTION}={_GPU_MOST}": room < (memory.total or math.inf) <= most,
+            f"{_GPU_FRACTION}={_GPU_MOST}": self.target.fraction < 1 and (memory.total or math.inf) <= most,
             "--config.model.remat=products": of_steps and remat == "none",
-            f"--config.train.accumulate={2 * self.config.train.accumulate}": of_steps and self.rows % 2 == 0,
+            f"--config.train.accumulate={self._enough_microbatches()}": of_steps and self.rows > 1,
             "--config.model.remat=full": of_steps and remat != "full",
             "--config.mesh.shape=1,-1,1 (fsdp)": count > self.mesh["fsdp"] and memory.state > room / 4,
             "more devices with fsdp": True,
         }
         return [way for way, helps in ways.items() if helps]
+
+    def _enough_microbatches(self) -> int:
+        """As many microbatches as fit, if temporary arrays shrink with them; else one a sequence."""
+        room, temporary = (self.target.memory or math.inf) - self.memory.state, self.memory.temporary or 0
+        factors = [n for n in range(1, self.rows + 1) if self.rows % n == 0]
+        return self.config.train.accumulate * next((n for n in factors if temporary / n <= room), factors[-1])
 
 
 def parse_target(text: str) -> Target:
@@ -163,14 +167,13 @@ def parse_target(text: str) -> Target:
         raise InputError(f"--plan={text}: give CHIP{colon}COUNT with a positive number of devices, such as {name}:8")
     count, fraction = int(number), 1.0
     if not name.startswith("TPU"):
-        fraction = float(os.environ.get(GPU_FRACTION, _GPU_DEFAULT))
+        fraction = float(os.environ.get(_GPU_FRACTION, _GPU_DEFAULT))
     devices, why = (), ""
     try:
         devices = tuple(chip_devices(name, count))
     except InputError as error:
         why = str(error)
-    kind = devices[0].device_kind if devices else CHIPS[name].kind.partition("|")[0]
-    return Target(name, kind, count, devices, False, CHIPS[name].memory * 1e9 * fraction, why)
+    return Target(name, count, devices, False, CHIPS[name].memory * 1e9 * fraction, fraction, why)
 
 
 def _this_machine() -> Target:
@@ -178,8 +181,7 @@ def _this_machine() -> Target:
     if memory is not None and devices[0].platform == "cpu":
         memory //= len(devices)  # simulated devices share the machine's
     kind = devices[0].device_kind
-    name = next((name for name, chip in CHIPS.items() if re.fullmatch(chip.kind, kind)), kind)
-    return Target(name, kind, len(devices), devices, True, memory)
+    return Target(find_chip(kind) or kind, len(devices), devices, True, memory)
 
 
 def plan_config(asked: Any, workdir: pathlib.Path, count: int) -> Config:
@@ -204,7 +206,9 @@ def plan_config(asked: Any, workdir: pathlib.Path, count: int) -> Config:
     asked.mesh.shape = mesh_shape(asked.mesh.shape, count)
     run = resolve_run(RunFolder(workdir), asked)
     known = run.known_corpus()
-    return _fill(run.config, Expected.of(known.tokenizer) if known else expected_corpus(run.config.data))
+    if known and known.tokenizer:
+        return _fill(run.config, Expected.of(known.tokenizer, read_labels(workdir)))
+    return _fill(run.config, expected_corpus(run.config.data))
 
 
 def _fill(config: Config, expected: Expected) -> Config:
@@ -245,12 +249,12 @@ def make_plan(config: Config, target: Target) -> Plan:
         mesh = make_mesh(config.mesh, list(target.devices))
     setup = build_setup(config, mesh)
     flops = training_flops(setup.model.abstract, config.data.tokens_per_batch, config.data.length)
-    memory = _compile(setup, target) if target.devices else Memory(state_bytes(setup))
+    memory = step_memory(setup, target) if target.devices else Memory(state_bytes(setup))
     return Plan(config, target, dict(mesh.shape), setup.model.parameter_count(), flops, memory)
 
 
-def _compile(setup: Setup, target: Target) -> Memory:
-    """Compiles the step for its memory."""
+def step_memory(setup: Setup, target: Target) -> Memory:
+    """The memory that a step needs on each device, from the program that XLA compiles."""
     _log.info("compiling the step for %d x %s, which may take minutes", target.count, target.name)
     state = state_bytes(setup)
     with jax.set_mesh(setup.mesh):

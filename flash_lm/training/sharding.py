@@ -50,7 +50,9 @@ def mesh_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
     known = math.prod(n for n in shape if n > 0)
     sizes = tuple(count // known if n == -1 else n for n in shape)
     if math.prod(sizes) != count:
-        raise InputError(f"mesh.shape={shape} must make {count}, the number of devices: change a size, or set one to -1")
+        raise InputError(
+            f"mesh.shape={shape} must make {count}, the number of devices: change a size, or set one to -1"
+        )
     return sizes
 
 
