@@ -13,6 +13,7 @@ from flash_lm.cli.plan_text import plan_text
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.models.language_model import LanguageModel
+from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training import ahead_of_time, plan
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.plan import Memory, Target, make_plan, parse_target, plan_config
@@ -92,8 +93,8 @@ def test_the_figures_of_a_plan(config, run):
     # Four sequences of the four arrays that the step reads, four bytes each; the rest are outputs, a few numbers.
     rest = made.memory.total - made.memory.temporary - made.memory.state
     assert made.rows == 4 and 0 <= rest - 4 * LENGTH * 4 * 4 < 512
-    # Two FLOPs for each weight of a matrix, with the embedding as the head's, and for each pair of tokens that attention
-    # sees, for scores and values; the gradients are twice as many.
+    # Two FLOPs for each weight of a matrix, with the embedding as the head's, and for each pair of tokens that
+    # attention sees, for scores and values; the gradients are twice as many.
     assert (VOCAB, WIDTH) in shapes
     weights, pairs = sum(size(shape) for shape in shapes if len(shape) > 1), (LENGTH + 1) / 2
     assert made.step_flops == pytest.approx(3 * 256 * (2 * weights + 4 * WIDTH * pairs))
@@ -207,6 +208,15 @@ def test_every_config_can_be_planned(name, run):
 def test_an_open_batch_depends_on_the_devices_of_the_plan(config, run):
     planned = plan_config(change(config, data__tokens_per_batch=None), run, 640)
     assert planned.data.batch_size == 640 and planned.mesh.shape == (640, 1, 1)
+
+
+def test_open_keys_are_those_of_the_run_in_the_folder(config, tmp_path):
+    RunFolder(tmp_path).write(change(config, model__vocab_size=300))
+    files = set(tmp_path.iterdir())
+    assert plan_config(config, tmp_path, 1).model.vocab_size == 300
+    with pytest.raises(InputError, match="holds a run of another config"):
+        plan_config(change(config, model__num_layers=2), tmp_path, 1)
+    assert set(tmp_path.iterdir()) == files
 
 
 @pytest.mark.parametrize(
