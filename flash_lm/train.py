@@ -1,4 +1,4 @@
-"""python -m flash_lm.train --config=configs/quickstart.py [--workdir=runs/x] [--plan] [--config.model.num_layers=4 …]."""
+"""python -m flash_lm.train --config=configs/quickstart.py [--workdir=runs/x] [--plan] [--config.KEY=VALUE …]."""
 
 import argparse
 import pathlib
