@@ -138,15 +138,7 @@ class StateSpaceUnit(AttentionSublayer[Any]):
 
     def finish(self, mixed_BxHxLxE: jax.Array, ungated: Ungated) -> jax.Array:
         """Skip connection, gate, then norm."""
-        return self.output(jax.checkpoint(self._gated_norm)(join_heads(mixed_BxHxLxE), ungated))
-
-    def _gated_norm(self, mixed_BxLxE: jax.Array, ungated: Ungated) -> jax.Array:
-        """norm((y + d ⊙ x) ⊙ silu(z)), float32 inside; dtype of y."""
-        value, skip_BxLxH, gate = ungated
-        of_heads = lambda x: x.astype(jnp.float32).reshape(*x.shape[:2], self.heads, -1)
-        y = of_heads(mixed_BxLxE) + of_heads(value) * skip_BxLxH[..., None]
-        gated = (y * jax.nn.silu(of_heads(gate))).reshape(mixed_BxLxE.shape)
-        return self.norm(gated).astype(mixed_BxLxE.dtype)
+        return self.output(self.norm(_gated_sum(join_heads(mixed_BxHxLxE), *ungated)))
 
     def _direction(self, shared_BxLx2N: jax.Array, step_size_BxLxH: jax.Array) -> DecayedInputs:
         # Discretisation: decay e^(−aΔ), and values times Δ.
@@ -157,9 +149,18 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         return DecayedInputs(c, b, -rate * steps_BxHxL, steps_BxHxL)
 
 
-@jax.checkpoint  # keeps its inputs
+# Both keep their inputs, and not the intermediate results, which are cheaper to recompute than to keep.
+@jax.checkpoint
 def _silu_of_sum(x_BxLxE: jax.Array, bias_E: jax.Array) -> jax.Array:
     return jax.nn.silu(x_BxLxE + bias_E.astype(x_BxLxE.dtype)[None, None])
+
+
+@jax.checkpoint
+def _gated_sum(mixed_BxLxE: jax.Array, value_BxLxE: jax.Array, skip_BxLxH: jax.Array, gate_BxLxE: jax.Array):
+    """(y + d ⊙ x) ⊙ silu(z), computed in float32; dtype of y."""
+    of_heads = lambda x: x.astype(jnp.float32).reshape(*x.shape[:2], skip_BxLxH.shape[-1], -1)
+    y = of_heads(mixed_BxLxE) + of_heads(value_BxLxE) * skip_BxLxH[..., None]
+    return (y * jax.nn.silu(of_heads(gate_BxLxE))).reshape(mixed_BxLxE.shape).astype(mixed_BxLxE.dtype)
 
 
 def _problems(config: ModelConfig) -> list[str]:
