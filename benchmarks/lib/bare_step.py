@@ -50,7 +50,8 @@ class BareStep:
     def __init__(self, config: Config):
         """Compiles the step; allocates no large arrays. `config`: from `complete_config`."""
         self.config = config
-        model = ModelFunction(config.model, config.seed, packed=config.data.packed)
+        packing = {"packed": config.data.packed, "few_targets": config.few_targets}
+        model = ModelFunction(config.model, config.seed, **packing)
         optimizer = make_optimizer(config.train, model.traits())
         self.parameters = model.parameter_count()
         tokens = config.data.batch_size * config.data.length

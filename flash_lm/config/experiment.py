@@ -53,6 +53,11 @@ class Config:
         """Whether the corpus has labels."""
         return CORPORA[self.data.corpus].labelled(self.data)
 
+    @property
+    def few_targets(self) -> bool:
+        """Whether the loss may count few tokens of a row, as it does in masked rows and in examples with answers."""
+        return self.data.pack == "examples" or not TASKS[self.task].of_each_token
+
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""
         sentences, task = [], TASKS[self.task]

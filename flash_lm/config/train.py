@@ -88,7 +88,13 @@ class TrainConfig(Group, name="train"):
         "stop or skip: what to do at a step whose loss or gradient is not finite",
         one_of("stop", "skip"),
     )
-    loss_chunk: int = key(1024, "tokens per device whose logits exist at the same time", at_least(1))
+    loss_chunk: int = key(
+        None,
+        "tokens per device whose logits exist at the same time; open: 1024 on a CPU, and on a GPU or TPU the largest "
+        "power of two whose float32 logits take at most 1 GiB",
+        at_least(1),
+        same=(1024,),
+    )
     log_every: int = key(10, "steps", at_least(1))
     log_groups: bool = key(False, "log the gradient's norm for each group of parameters, such as layers/sublayer_0")
     eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))

@@ -26,6 +26,7 @@ from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.setup import evaluation_rows
+from flash_lm.training.train_state import ModelFunction
 
 Score = Callable[[int, int], list[dict[str, Any]]]  # (sequence length, batch size) -> results
 _log = logging.getLogger(__name__)
@@ -168,8 +169,14 @@ def _check_arguments(
 
 
 def _evaluator(trained: TrainedModel, corpus: Splits) -> Evaluator:
-    config, model = trained.config, trained.model.replace_packing(packed=trained.config.data.packed)
-    return Evaluator(model, corpus.tokenizer, trained.mesh, config.train.loss_chunk, trained.task)
+    chunk = trained.config.train.loss_chunk
+    return Evaluator(_model_of_rows(trained), corpus.tokenizer, trained.mesh, chunk, trained.task)
+
+
+def _model_of_rows(trained: TrainedModel) -> ModelFunction:
+    """The model, for what the rows of its corpus hold."""
+    config = trained.config
+    return trained.model.replace_packing(packed=config.data.packed, few_targets=config.few_targets)
 
 
 def _make_row_scorer(
@@ -228,7 +235,7 @@ def _make_document_scorer(trained: TrainedModel, corpus: Splits, split: str, fir
 
     # All scores are also returned by position.
     settings = config.train.loss_chunk, task
-    evaluator = CarriedEvaluator(trained.model, corpus.tokenizer, trained.mesh, *settings)
+    evaluator = CarriedEvaluator(_model_of_rows(trained), corpus.tokenizer, trained.mesh, *settings)
     text, marks = corpus.splits[split], {"carried": True} | ({"first": first} if first else {})
     score_documents = lambda length, batch_size: evaluator(
         trained.params, text, length, batch_size, first=first, by_position=True

@@ -30,15 +30,17 @@ class HeadInputs(NamedTuple):
         features_BxLxD: features per token, or per sequence, where L is 1.
         targets_BxL: token or label ids to predict.
         weights_BxL: weight of each target in the loss; 0: not a target.
-        chunk: tokens whose logits exist at the same time on a device, see `cross_entropy`.
+        chunk: tokens whose logits exist at the same time on a device, see `cross_entropy`; None: as many as suit it.
         parts: number of shards of the batch, see `cross_entropy`.
+        few_targets: whether most weights may be 0, so that it pays to find the targets.
     """
 
     features_BxLxD: jax.Array
     targets_BxL: jax.Array
     weights_BxL: jax.Array
-    chunk: int
+    chunk: int | None
     parts: int
+    few_targets: bool = False
 
 
 class Head(Protocol):
@@ -125,8 +127,8 @@ class SoftmaxHead(NamedTuple):
     def loss(self, inputs: HeadInputs, z_loss: float = 0.0, label_smoothing: float = 0.0) -> Losses:
         """See `Head`."""
         # Computed in chunks: the logits of a full batch would not fit into memory.
-        features_BxLxD, targets_BxL, weights_BxL, chunk, parts = inputs
-        options = chunk, parts, z_loss, self.cap, label_smoothing
+        features_BxLxD, targets_BxL, weights_BxL, chunk, parts, few_targets = inputs
+        options = chunk, parts, z_loss, self.cap, label_smoothing, few_targets
         result: Any = cross_entropy(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, *options)
         total, penalties = result
         factors = {"z_loss": z_loss, "label_smoothing": label_smoothing}
@@ -134,9 +136,9 @@ class SoftmaxHead(NamedTuple):
 
     def scores(self, inputs: HeadInputs) -> dict[str, jax.Array]:
         """See `Head`."""
-        features_BxLxD, targets_BxL, weights_BxL, chunk, parts = inputs
-        arguments = features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, chunk, parts, self.cap
-        nll_BxL, hits_BxL = token_scores(*arguments)
+        features_BxLxD, targets_BxL, weights_BxL, chunk, parts, few_targets = inputs
+        options = chunk, parts, self.cap, few_targets
+        nll_BxL, hits_BxL = token_scores(features_BxLxD, self.table_VxD, targets_BxL, weights_BxL, *options)
         return {"nll": nll_BxL, "hits": hits_BxL}
 
 

@@ -1,8 +1,9 @@
 """Cross entropy over a large vocabulary, a slice of the tokens at a time.
 
 Logits exist for one slice only. Under differentiation the forward pass also computes the gradients, since it has the
-slice's softmax: three products instead of the four of a recomputing backward pass, and no B×L×V array. The tokens that
-count are moved to the front of their rows first, and slices end with them: a masked batch has few.
+slice's softmax: three products instead of the four of a recomputing backward pass, and no B×L×V array. If few tokens
+count, as in a masked batch, they are moved to the front of their rows first, and slices end with them. Otherwise the
+number of slices is known when the step is compiled.
 """
 
 import functools
@@ -12,19 +13,24 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.gather_tokens import index_chosen
+from flash_lm.ops.on_mesh import gather_table
+
+_CACHED_TOKENS = 1024  # on a CPU: their logits are soon read again from its cache
+_SLICE_BYTES = 2**30  # elsewhere: of the float32 logits of a slice
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8, 9))
 def cross_entropy(
     features_BxLxD: jax.Array,
     table_VxD: jax.Array,
     targets_BxL: jax.Array,
     weights_BxL: jax.Array,
-    chunk: int,
+    chunk: int | None,
     parts: int = 1,
     z_loss: float = 0.0,
     cap: float = 0.0,
     smoothing: float = 0.0,
+    few_targets: bool = False,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Weighted sum over tokens of −log softmax(features · tableᵀ)[target], and two penalties in it.
 
@@ -37,17 +43,19 @@ def cross_entropy(
         table_VxD: the unembedding.
         targets_BxL: token ids, int32.
         weights_BxL: float32; 0 leaves a token out. No gradient flows into it.
-        chunk: tokens in a slice whose logits exist at the same time.
+        chunk: tokens in a slice whose logits exist at the same time; None: `slice_tokens` of the vocabulary.
         parts: number of parts of the batch, such as its devices; B is a multiple of it. Each part sums a gradient
             of the table, so that devices exchange it once rather than for every slice.
         z_loss: z.
         cap: logits are cap · tanh(logits / cap); 0: as they are.
         smoothing: ε.
+        few_targets: whether most weights may be 0: only slices with other tokens are computed then.
 
     Returns:
         The sum in nats, penalties included; and the z-loss and the smoothing alone, without gradients; float32 scalars.
     """
-    loss = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing)
+    slices = _Slices(weights_BxL, chunk or slice_tokens(table_VxD.shape[0]), parts, few_targets)
+    loss = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, slices, z_loss, cap, smoothing)
     return loss.total, (loss.z, loss.smoothing)
 
 
@@ -56,9 +64,10 @@ def token_scores(
     table_VxD: jax.Array,
     targets_BxL: jax.Array,
     weights_BxL: jax.Array,
-    chunk: int,
+    chunk: int | None,
     parts: int = 1,
     cap: float = 0.0,
+    few_targets: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """−log softmax(features · tableᵀ)[target], in nats, and whether the target has the largest logit, 1 or 0.
 
@@ -70,29 +79,42 @@ def token_scores(
         chunk: tokens in a slice.
         parts: of the batch.
         cap: of the logits.
+        few_targets: whether most weights may be 0.
 
     Returns:
         Two B×L float32, without gradients.
     """
     # Slice by slice, so that logits of all tokens never exist at once.
-    slices = _Slices(weights_BxL, chunk, parts)
-    table = table_VxD.astype(features_BxLxD.dtype)
+    slices = _Slices(weights_BxL, chunk or slice_tokens(table_VxD.shape[0]), parts, few_targets)
+    table = gather_table(table_VxD.astype(features_BxLxD.dtype))
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL))
 
     def body(i, scores):
-        x_PxNxD, targets_PxN = (jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in cut)
+        x_PxNxD, targets_PxN = (slices.take(x, i) for x in cut)
         logits_PxNxV = _logits(x_PxNxD, table, cap)
         log_z_PxN = jax.nn.logsumexp(logits_PxNxV, axis=-1)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
         is_hit_PxN = (logits_PxNxV.argmax(axis=-1) == targets_PxN).astype(jnp.float32)
         slice_scores = log_z_PxN - target_logit_PxN, is_hit_PxN
-        return tuple(
-            jax.lax.dynamic_update_index_in_dim(x, y, i, axis=0) for x, y in zip(scores, slice_scores, strict=True)
-        )
+        return tuple(slices.put(x, y, i) for x, y in zip(scores, slice_scores, strict=True))
 
     start = (jnp.zeros(cut[1].shape, jnp.float32),) * 2
-    nll_BxL, hits_BxL = (slices.join(x) for x in jax.lax.fori_loop(0, slices.used, body, start))
+    nll_BxL, hits_BxL = (slices.join(x) for x in jax.lax.fori_loop(0, slices.count, body, start))
     return jnp.where(weights_BxL > 0, nll_BxL, 0), jnp.where(weights_BxL > 0, hits_BxL, 0)
+
+
+def slice_tokens(words: int) -> int:
+    """Tokens per device in a slice of the loss, for a vocabulary of so many words.
+
+    On a CPU the logits should stay in its cache. On a GPU or TPU they do not; there each slice costs a reading of the
+    table for each product with it, and a reading and writing of its float32 gradient, 12 V D bytes in half precision,
+    beside about 20 V bytes a token. So the more tokens, the better, until their logits take memory that the
+    activations need: a power of two with 1 GiB of float32 logits at most, but no less than on a CPU.
+    """
+    if jax.default_backend() == "cpu":
+        return _CACHED_TOKENS
+    most = _SLICE_BYTES // (4 * words)
+    return max(1 << (most.bit_length() - 1), _CACHED_TOKENS) if most else _CACHED_TOKENS
 
 
 def soft_capped(x: jax.Array, cap: float) -> jax.Array:
@@ -101,33 +123,47 @@ def soft_capped(x: jax.Array, cap: float) -> jax.Array:
 
 
 class _Slices:
-    """Slices of a batch along L, weighted tokens first in each sequence; the batch stays sharded over devices."""
+    """Slices of a batch along L; the batch stays sharded over devices.
 
-    def __init__(self, weights_BxL: jax.Array, chunk: int, parts: int):
+    If few tokens count, they come first in each sequence, and `count` is the number of slices with one of them.
+    """
+
+    def __init__(self, weights_BxL: jax.Array, chunk: int, parts: int, few_targets: bool):
         self._batch, self._length = weights_BxL.shape
-        self._size, self._parts = min(max(chunk * parts // self._batch, 1), self._length), parts
-        self._counted = index_chosen(weights_BxL > 0, self._length)
+        self._size, self.parts = min(max(chunk * parts // self._batch, 1), self._length), parts
+        self._counted = index_chosen(weights_BxL > 0, self._length) if few_targets else None
 
     @property
-    def used(self) -> jax.Array:
-        """Number of slices, from the first, with a weighted token."""
-        return -(-self._counted.before_BxM[:, -1].max() // self._size)
+    def count(self) -> int | jax.Array:
+        """Number of slices to compute: of all tokens, or of those that count."""
+        tokens = self._length if self._counted is None else self._counted.before_BxM[:, -1].max()
+        return -(-tokens // self._size)
 
     def cut(self, x_BxLx: jax.Array) -> jax.Array:
-        """B×L×… -> G×P×N×…; one dimension of tokens, since XLA's CPU backend is slow at products that sum over two."""
+        """B×L×… -> B×G×S×…, G slices of S tokens of each sequence."""
         more = x_BxLx.shape[2:]
-        ahead_BxLx = self._counted.take(x_BxLx.reshape(self._batch, 1, self._length, -1)).reshape(x_BxLx.shape)
-        padded = jnp.pad(ahead_BxLx, [(0, 0), (0, -self._length % self._size)] + [(0, 0)] * len(more))
-        split = jnp.moveaxis(padded.reshape(self._batch, -1, self._size, *more), 1, 0)
-        return split.reshape(split.shape[0], self._parts, -1, *more)
+        if self._counted is not None:
+            x_BxLx = self._counted.take(x_BxLx.reshape(self._batch, 1, self._length, -1)).reshape(x_BxLx.shape)
+        padded = jnp.pad(x_BxLx, [(0, 0), (0, -self._length % self._size)] + [(0, 0)] * len(more))
+        return padded.reshape(self._batch, -1, self._size, *more)
 
-    def join(self, x_GxPxNx: jax.Array) -> jax.Array:
-        """G×P×N×… -> B×L×…, where a token that does not count has what another one has."""
-        more = x_GxPxNx.shape[3:]
-        split = jnp.moveaxis(x_GxPxNx.reshape(-1, self._batch, self._size, *more), 0, 1)
-        ahead_BxLx = split.reshape(self._batch, -1, *more)[:, : self._length]
-        restored = self._counted.put_back(ahead_BxLx.reshape(self._batch, 1, self._length, -1))
-        return restored.reshape(ahead_BxLx.shape)
+    def take(self, x_BxGxSx: jax.Array, i: jax.Array) -> jax.Array:
+        """One slice, P×N×…; one dimension of tokens, as XLA's CPU backend is slow at products that sum over two."""
+        x_BxSx = jax.lax.dynamic_index_in_dim(x_BxGxSx, i, axis=1, keepdims=False)
+        return x_BxSx.reshape(self.parts, -1, *x_BxSx.shape[2:])
+
+    def put(self, x_BxGxSx: jax.Array, slice_PxNx: jax.Array, i: jax.Array) -> jax.Array:
+        """The same with another slice, the inverse of `take`."""
+        slice_BxSx = slice_PxNx.reshape(self._batch, self._size, *slice_PxNx.shape[2:])
+        return jax.lax.dynamic_update_index_in_dim(x_BxGxSx, slice_BxSx, i, axis=1)
+
+    def join(self, x_BxGxSx: jax.Array) -> jax.Array:
+        """Inverse of `cut`; if few tokens count, the others have what one of them has."""
+        more = x_BxGxSx.shape[3:]
+        x_BxLx = x_BxGxSx.reshape(self._batch, -1, *more)[:, : self._length]
+        if self._counted is None:
+            return x_BxLx
+        return self._counted.put_back(x_BxLx.reshape(self._batch, 1, self._length, -1)).reshape(x_BxLx.shape)
 
 
 def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -138,13 +174,14 @@ def _logits(x_PxNxD: jax.Array, table_VxD: jax.Array, cap: float) -> jax.Array:
     return soft_capped(_product("pnd,vd->pnv", x_PxNxD, table_VxD), cap)
 
 
-def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing):
-    arguments = features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing
+def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing, few_targets):
+    slices = _Slices(weights_BxL, chunk or slice_tokens(table_VxD.shape[0]), parts, few_targets)
+    arguments = features_BxLxD, table_VxD, targets_BxL, weights_BxL, slices, z_loss, cap, smoothing
     loss = _sum(*arguments, with_gradients=True)
     return (loss.total, (loss.z, loss.smoothing)), loss.gradients
 
 
-def _backward(chunk, parts, z_loss, cap, smoothing, gradients, cotangents):
+def _backward(chunk, parts, z_loss, cap, smoothing, few_targets, gradients, cotangents):
     d_features_BxLxD, d_table_VxD = (g * cotangents[0].astype(g.dtype) for g in gradients)
     return d_features_BxLxD, d_table_VxD, None, None
 
@@ -164,27 +201,25 @@ def _sum(
     table_VxD,
     targets_BxL,
     weights_BxL,
-    chunk: int,
-    parts: int,
+    slices: _Slices,
     z_loss: float = 0.0,
     cap: float = 0.0,
     smoothing: float = 0.0,
     with_gradients: bool = False,
 ) -> _Sums:
-    slices = _Slices(weights_BxL, chunk, parts)
-    table = table_VxD.astype(features_BxLxD.dtype)
+    # Each device gathers the table once, before the loop: XLA would gather the part of fsdp in every slice.
+    table = gather_table(table_VxD.astype(features_BxLxD.dtype))
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
 
     def body(i, carry):
         # Logits and log Z of one slice of tokens.
-        total_P, z_P, smoothing_P, d_table_PxDxV, d_features_GxPxNxD = carry
-        x_PxNxD, targets_PxN, weights_PxN = (jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in cut)
+        total_P, z_P, smoothing_P, d_table_PxDxV, d_features_BxGxSxD = carry
+        x_PxNxD, targets_PxN, weights_PxN = (slices.take(x, i) for x in cut)
         logits_PxNxV = _logits(x_PxNxD, table, cap)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
-        exponentials_PxNxV = jnp.exp(logits_PxNxV - top_PxNx1)
-        denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
+        denominator_PxN = jnp.exp(logits_PxNxV - top_PxNx1).sum(axis=-1)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
-        log_z_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0]
+        log_z_PxN = jnp.log(denominator_PxN) + top_PxNx1[..., 0]
         # Loss and penalties, weighted; a token of weight 0 may have NaN features.
         weighted = lambda x_PxN: jnp.where(weights_PxN > 0, x_PxN * weights_PxN, 0).sum(axis=1)
         total_P += weighted(log_z_PxN - target_logit_PxN)
@@ -198,7 +233,8 @@ def _sum(
         if not with_gradients:
             return total_P, z_P, smoothing_P, None, None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
-        probabilities_PxNxV = exponentials_PxNxV / denominator_PxNx1
+        # Exponentials of their own: XLA would keep the others in memory, and on a TPU the gradient of the logits, too.
+        probabilities_PxNxV = jnp.exp(logits_PxNxV - log_z_PxN[..., None])
         if z_loss:
             probabilities_PxNxV *= 1 + 2 * z_loss * log_z_PxN[..., None]
         expected_PxNxV = (1 - smoothing) * is_target_PxNxV.astype(jnp.float32) + smoothing / table.shape[0]
@@ -209,19 +245,19 @@ def _sum(
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
         d_table_PxDxV += _product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)  # on CPUs faster than its transpose
         d_x_PxNxD = _product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
-        d_features_GxPxNxD = jax.lax.dynamic_update_index_in_dim(d_features_GxPxNxD, d_x_PxNxD, i, axis=0)
-        return total_P, z_P, smoothing_P, d_table_PxDxV, d_features_GxPxNxD
+        d_features_BxGxSxD = slices.put(d_features_BxGxSxD, d_x_PxNxD, i)
+        return total_P, z_P, smoothing_P, d_table_PxDxV, d_features_BxGxSxD
 
     # Without gradients the accumulators are None, and the loop carries the sums only.
-    d_table = jnp.zeros((parts, *table_VxD.T.shape), jnp.float32) if with_gradients else None
+    d_table = jnp.zeros((slices.parts, *table_VxD.T.shape), jnp.float32) if with_gradients else None
     d_features = jnp.zeros_like(cut[0]) if with_gradients else None
-    start = (*(jnp.zeros(parts, jnp.float32) for _ in range(3)), d_table, d_features)
-    *sums, d_table_PxDxV, d_features_GxPxNxD = jax.lax.fori_loop(0, slices.used, body, start)
+    start = (*(jnp.zeros(slices.parts, jnp.float32) for _ in range(3)), d_table, d_features)
+    *sums, d_table_PxDxV, d_features_BxGxSxD = jax.lax.fori_loop(0, slices.count, body, start)
     total, z, smooth = (sum_P.sum() for sum_P in sums)
-    if d_features_GxPxNxD is None or d_table_PxDxV is None:
+    if d_features_BxGxSxD is None or d_table_PxDxV is None:
         return _Sums(total, z, smooth, None)
     # Back to the order of the batch; devices exchange the gradient of the table once.
-    d_features_BxLxD = slices.join(d_features_GxPxNxD)
+    d_features_BxLxD = slices.join(d_features_BxGxSxD)
     d_features_BxLxD = jnp.where(weights_BxL[..., None] > 0, d_features_BxLxD, 0)
     d_table_VxD = d_table_PxDxV.sum(axis=0).T.astype(table_VxD.dtype)
     return _Sums(total, z, smooth, (d_features_BxLxD, d_table_VxD))

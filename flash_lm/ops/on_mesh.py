@@ -1,4 +1,4 @@
-"""Kernels on a device mesh: each device computes its sequences and heads, since JAX does not partition kernels."""
+"""Work of the devices of a mesh: kernels, each on its sequences and heads, and a table that all need."""
 
 import math
 from collections.abc import Callable
@@ -34,6 +34,15 @@ def on_mesh(function: Callable[[Any, Any], jax.Array], arrays: Any, about: Any) 
     # Pallas does not say over which axes its results vary.
     in_specs = (jax.tree.map(of_array, arrays), of_about)
     return jax.shard_map(function, in_specs=in_specs, out_specs=out, check_vma=False, mesh=mesh)(arrays, about)
+
+
+def gather_table(table_VxD: jax.Array) -> jax.Array:
+    """The table, whole on each device of a mesh but for its words, which are sharded over `tensor` if it divides V."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return table_VxD
+    words = _TENSOR if table_VxD.shape[0] % mesh.shape[_TENSOR] == 0 else None
+    return jax.lax.with_sharding_constraint(table_VxD, PartitionSpec(words, None))
 
 
 def rows_per_device(batch: int) -> int:

@@ -33,7 +33,7 @@ class CarriedEvaluator:
         model: ModelFunction,
         tokenizer: Tokenizer,
         mesh: Mesh,
-        loss_chunk: int,
+        loss_chunk: int | None,
         task: Task = NEXT_TOKEN,
         parts: int = 1,
     ):
@@ -43,7 +43,7 @@ class CarriedEvaluator:
             model: model to score.
             tokenizer: the documents' tokenizer.
             mesh: mesh of the parameters.
-            loss_chunk: tokens whose logits exist at the same time on a device.
+            loss_chunk: tokens whose logits exist at the same time on a device; None: as many as suit it.
             task: the task, which defines the scores.
             parts: number of microbatches per batch. The documents that are read together stay the same.
 
@@ -117,7 +117,7 @@ class CarriedEvaluator:
 
 
 def make_carried_evaluation_step(
-    model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN, parts: int = 1
+    model: ModelFunction, loss_chunk: int | None, task: Task = NEXT_TOKEN, parts: int = 1
 ) -> Callable[[Params, Batch, jax.Array, DecodeState], tuple[dict[str, jax.Array], DecodeState]]:
     """Makes the evaluation step for batches that continue the documents of the batch before.
 

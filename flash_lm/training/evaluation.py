@@ -27,7 +27,7 @@ class Evaluator:
     """Scores the parameters of a model on a split; used by the evaluate command and during training."""
 
     def __init__(
-        self, model: ModelFunction, tokenizer: Tokenizer, mesh: Mesh, loss_chunk: int, task: Task = NEXT_TOKEN
+        self, model: ModelFunction, tokenizer: Tokenizer, mesh: Mesh, loss_chunk: int | None, task: Task = NEXT_TOKEN
     ):
         """Compiles nothing before the first call.
 
@@ -35,7 +35,7 @@ class Evaluator:
             model: model to score.
             tokenizer: tokenizer of the text.
             mesh: mesh of the parameters.
-            loss_chunk: tokens whose logits exist at the same time on a device.
+            loss_chunk: tokens whose logits exist at the same time on a device; None: as many as suit it.
             task: the task, which defines the scores.
         """
         self._mesh = mesh
@@ -90,7 +90,7 @@ class Evaluator:
 
 
 def make_evaluation_step(
-    model: ModelFunction, loss_chunk: int, task: Task = NEXT_TOKEN
+    model: ModelFunction, loss_chunk: int | None, task: Task = NEXT_TOKEN
 ) -> Callable[[Params, Batch, jax.Array], dict[str, jax.Array]]:
     """Makes the evaluation step, which sums over one batch; the sums are then added over batches.
 

@@ -35,7 +35,7 @@ def forward(
     model: ModelFunction,
     params: Params,
     batch: Batch,
-    loss_chunk: int,
+    loss_chunk: int | None,
     dropout_key: jax.Array | None = None,
     carried: Carried = None,
 ) -> Forward:
@@ -45,7 +45,7 @@ def forward(
         model: the model.
         params: its parameters.
         batch: a batch from `data`.
-        loss_chunk: tokens whose logits exist at the same time on a device.
+        loss_chunk: tokens whose logits exist at the same time on a device; None: as many as suit it.
         dropout_key: None: deterministic.
         carried: the state before each sequence; None: each starts afresh.
     """
@@ -65,7 +65,8 @@ def forward(
     # A head that pools has one vector per sequence, and so one target: the first.
     targets_BxL, weights_BxL = (batch[name][:, : features_BxLxD.shape[1]] for name in ("targets_BxL", "loss_mask_BxL"))
     parts = batch_parts(features_BxLxD.shape[0])
-    return Forward(bound, HeadInputs(features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts), carried)
+    head_inputs = HeadInputs(features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts, model.few_targets)
+    return Forward(bound, head_inputs, carried)
 
 
 def split_microbatches(batch: Batch, count: int) -> Batch:

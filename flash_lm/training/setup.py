@@ -119,7 +119,7 @@ def _task_transform(config: Config, corpus: Splits) -> Transform | None:
 
 def build_setup(config: Config, mesh: Mesh) -> Setup:
     """Builds model and optimizer of a complete config on a mesh; computes nothing."""
-    model = ModelFunction(config.model, config.seed, packed=config.data.packed)
+    model = ModelFunction(config.model, config.seed, packed=config.data.packed, few_targets=config.few_targets)
     optimizer = make_optimizer(config.train, model.traits())
     abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.carried_rows, config.train.ema > 0))
     shardings = state_shardings(abstract, model.traits().matrix, optimizer, config.mesh, mesh)

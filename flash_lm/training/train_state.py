@@ -48,6 +48,7 @@ class ModelFunction:
         config: config of the model.
         seed: seed of the first parameters and of the constants.
         packed: whether a sequence may hold several documents.
+        few_targets: whether the loss may count few tokens of a sequence, see `cross_entropy`.
         abstract: the model with shapes instead of arrays.
     """
 
@@ -57,6 +58,7 @@ class ModelFunction:
         seed: int,
         *,
         packed: bool = True,
+        few_targets: bool = False,
         check: Callable[[Params, Params], None] = lambda params, constants: None,
     ):
         """Traces the model of a complete config; computes only its constants.
@@ -65,10 +67,11 @@ class ModelFunction:
             config: config of the model.
             seed: seed of the first parameters and of the constants.
             packed: whether a sequence may hold several documents.
+            few_targets: whether the loss may count few tokens of a sequence.
             check: called with the shapes of parameters and constants, before anything is computed.
         """
         # Only shapes: large models are never built on one device.
-        self.config, self.seed, self.packed = config, seed, packed
+        self.config, self.seed, self.packed, self.few_targets = config, seed, packed, few_targets
         self.abstract = nnx.eval_shape(self._build)
         self._graph, self._params, self._constants = nnx.split(self.abstract, nnx.Param, ...)
         check(nnx.to_pure_dict(self._params), nnx.to_pure_dict(self._constants))
@@ -101,10 +104,10 @@ class ModelFunction:
         """Random arrays that are never trained; empty for most families."""
         return nnx.to_pure_dict(self._constants)
 
-    def replace_packing(self, *, packed: bool) -> "ModelFunction":
-        """The same model, for sequences with or without several documents."""
+    def replace_packing(self, *, packed: bool, few_targets: bool) -> "ModelFunction":
+        """The same model, for sequences with or without several documents, with few targets or many."""
         other = copy.copy(self)
-        other.packed = packed
+        other.packed, other.few_targets = packed, few_targets
         return other
 
     def replace_constants(self, constants: Params) -> "ModelFunction":
