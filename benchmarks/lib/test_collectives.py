@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.lib.collectives import Traffic, count_collectives
+from flash_lm.ops.cross_entropy import cross_entropy
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,27 @@ def test_a_loop_without_a_known_end_is_an_error(mesh):
 
     with pytest.raises(ValueError, match="number of iterations is unknown"):
         count_collectives(program(mesh, body, PartitionSpec("x")))
+
+
+def test_the_loss_sums_over_tensor_in_a_loop_whose_end_is_known():
+    """Each slice adds the same collectives; the table crosses the devices once, whatever their number."""
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    shapes = ((8, 16, 4), ("data", "fsdp")), ((32, 4), "tensor"), ((8, 16), ("data", "fsdp"))
+    features, table, weights = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(axes)))
+        for shape, axes in shapes
+    )
+    targets = jax.ShapeDtypeStruct(weights.shape, jnp.int32, sharding=weights.sharding)
+
+    def traffic(slices: int) -> dict[str, Traffic]:
+        loss = lambda *x: cross_entropy(*x, 32 // slices, 4)[0]
+        step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+        with jax.set_mesh(mesh):
+            return count_collectives(step.lower(features, table, targets, weights).compile().as_text())
+
+    two, four, eight = (traffic(slices).get("all-reduce") for slices in (2, 4, 8))
+    assert two and four and eight and 0 < 2 * (four.count - two.count) == eight.count - four.count
+    assert 0 <= eight.bytes - four.bytes < 32 * 4 * 4  # of the table
 
 
 def test_one_device_sends_nothing():

@@ -26,6 +26,7 @@ from flash_lm.config.experiment import Config, parse
 from flash_lm.config.overrides import variant
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import training_flops
+from flash_lm.ops.cross_entropy import slice_tokens
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.jsonl import Line
 from flash_lm.training.ahead_of_time import chip_devices, compile_for
@@ -54,8 +55,9 @@ def measure(config: Config, chip: str) -> tuple[Line, str]:
         program: Any = compile_for(lower_step(setup), devices[0])
     memory, text = program.memory_analysis(), program.as_text()
     tokens, length = config.data.tokens_per_batch, config.data.length
-    # The only loop whose length depends on the data is that of the loss.
-    moved = count_moved_bytes(text, unknown_trips=-(-tokens // config.train.loss_chunk))
+    # If few tokens are targets, the number of slices of the loss depends on the data: all of them.
+    chunk = config.train.loss_chunk or slice_tokens(setup.model.config.vocab_size, few_targets=True)
+    moved = count_moved_bytes(text, unknown_trips=-(-tokens // chunk))
     flops = training_flops(setup.model.abstract, tokens, length)
     seconds = {"flops": flops / CHIPS[chip].peaks[config.model.dtype] / 1e12}
     seconds["bytes"] = sum(moved.values()) / CHIPS[chip].bandwidth / 1e9

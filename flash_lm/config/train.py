@@ -90,8 +90,8 @@ class TrainConfig(Group, name="train"):
     )
     loss_chunk: int = key(
         None,
-        "tokens per device whose logits exist at the same time; open: 1024 on a CPU, and on a GPU or TPU the largest "
-        "power of two whose float32 logits take at most 1 GiB",
+        "tokens per device whose logits exist at the same time; open: 1024; on a GPU or TPU the largest power of "
+        "two whose float32 logits take at most 1 GiB, unless few tokens of a row are targets",
         at_least(1),
         same=(1024,),
     )

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from flash_lm.ops.gather_tokens import index_chosen
 from flash_lm.ops.on_mesh import gather_table
+from flash_lm.ops.target import target_platform
 
-_CACHED_TOKENS = 1024  # on a CPU: their logits are soon read again from its cache
-_SLICE_BYTES = 2**30  # elsewhere: of the float32 logits of a slice
+_FEWEST_TOKENS = 1024  # of a slice whose size is open
+_SLICE_BYTES = 2**30  # of its float32 logits, on a GPU or TPU
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8, 9))
@@ -43,7 +44,7 @@ def cross_entropy(
         table_VxD: the unembedding.
         targets_BxL: token ids, int32.
         weights_BxL: float32; 0 leaves a token out. No gradient flows into it.
-        chunk: tokens in a slice whose logits exist at the same time; None: `slice_tokens` of the vocabulary.
+        chunk: tokens in a slice whose logits exist at the same time; None: see `slice_tokens`.
         parts: number of parts of the batch, such as its devices; B is a multiple of it. Each part sums a gradient
             of the table, so that devices exchange it once rather than for every slice.
         z_loss: z.
@@ -54,7 +55,7 @@ def cross_entropy(
     Returns:
         The sum in nats, penalties included; and the z-loss and the smoothing alone, without gradients; float32 scalars.
     """
-    slices = _Slices(weights_BxL, chunk or slice_tokens(table_VxD.shape[0]), parts, few_targets)
+    slices = _Slices(weights_BxL, table_VxD.shape[0], chunk, parts, few_targets)
     loss = _sum(features_BxLxD, table_VxD, targets_BxL, weights_BxL, slices, z_loss, cap, smoothing)
     return loss.total, (loss.z, loss.smoothing)
 
@@ -85,7 +86,7 @@ def token_scores(
         Two B×L float32, without gradients.
     """
     # Slice by slice, so that logits of all tokens never exist at once.
-    slices = _Slices(weights_BxL, chunk or slice_tokens(table_VxD.shape[0]), parts, few_targets)
+    slices = _Slices(weights_BxL, table_VxD.shape[0], chunk, parts, few_targets)
     table = gather_table(table_VxD.astype(features_BxLxD.dtype))
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL))
 
@@ -103,18 +104,18 @@ def token_scores(
     return jnp.where(weights_BxL > 0, nll_BxL, 0), jnp.where(weights_BxL > 0, hits_BxL, 0)
 
 
-def slice_tokens(words: int) -> int:
+def slice_tokens(words: int, few_targets: bool = False) -> int:
     """Tokens per device in a slice of the loss, for a vocabulary of so many words.
 
-    On a CPU the logits should stay in its cache. On a GPU or TPU they do not; there each slice costs a reading of the
-    table for each product with it, and a reading and writing of its float32 gradient, 12 V D bytes in half precision,
-    beside about 20 V bytes a token. So the more tokens, the better, until their logits take memory that the
-    activations need: a power of two with 1 GiB of float32 logits at most, but no less than on a CPU.
+    On a CPU the logits of 1024 tokens stay in its cache. On a GPU or TPU none do, and each slice reads the table for two
+    products, and reads and writes its float32 gradient: 12 V D bytes in half precision, where the logits move 16 V to
+    22 V bytes a token. So a slice is as large as memory allows: a power of two, with float32 logits of 1 GiB at most.
+    If few tokens count, slices are small everywhere, since the last one is computed completely.
     """
-    if jax.default_backend() == "cpu":
-        return _CACHED_TOKENS
-    most = _SLICE_BYTES // (4 * words)
-    return max(1 << (most.bit_length() - 1), _CACHED_TOKENS) if most else _CACHED_TOKENS
+    tokens = _FEWEST_TOKENS
+    while target_platform() != "cpu" and not few_targets and 2 * tokens * 4 * words <= _SLICE_BYTES:
+        tokens *= 2
+    return tokens
 
 
 def soft_capped(x: jax.Array, cap: float) -> jax.Array:
@@ -128,9 +129,10 @@ class _Slices:
     If few tokens count, they come first in each sequence, and `count` is the number of slices with one of them.
     """
 
-    def __init__(self, weights_BxL: jax.Array, chunk: int, parts: int, few_targets: bool):
-        self._batch, self._length = weights_BxL.shape
-        self._size, self.parts = min(max(chunk * parts // self._batch, 1), self._length), parts
+    def __init__(self, weights_BxL: jax.Array, words: int, chunk: int | None, parts: int, few_targets: bool):
+        (self._batch, self._length), self.parts = weights_BxL.shape, parts
+        tokens = (chunk or slice_tokens(words, few_targets)) * parts
+        self._size = min(max(tokens // self._batch, 1), self._length)
         self._counted = index_chosen(weights_BxL > 0, self._length) if few_targets else None
 
     @property
@@ -175,7 +177,7 @@ def _logits(x_PxNxD: jax.Array, table_VxD: jax.Array, cap: float) -> jax.Array:
 
 
 def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing, few_targets):
-    slices = _Slices(weights_BxL, chunk or slice_tokens(table_VxD.shape[0]), parts, few_targets)
+    slices = _Slices(weights_BxL, table_VxD.shape[0], chunk, parts, few_targets)
     arguments = features_BxLxD, table_VxD, targets_BxL, weights_BxL, slices, z_loss, cap, smoothing
     loss = _sum(*arguments, with_gradients=True)
     return (loss.total, (loss.z, loss.smoothing)), loss.gradients

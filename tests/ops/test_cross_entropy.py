@@ -1,15 +1,19 @@
 """The chunked cross entropy against a float64 loop, for any chunk size."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from flash_lm.ops.cross_entropy import cross_entropy, token_scores
+from flash_lm.ops.cross_entropy import cross_entropy, slice_tokens, token_scores
+from flash_lm.ops.on_mesh import gather_table
 
 B, L, D, V = 2, 7, 5, 11
-weighted_sum = jax.jit(cross_entropy, static_argnums=range(4, 9))
-scores = jax.jit(token_scores, static_argnums=range(4, 7))
+weighted_sum = jax.jit(cross_entropy, static_argnums=range(4, 10))
+scores = jax.jit(token_scores, static_argnums=range(4, 8))
 
 
 def inputs():
@@ -35,16 +39,16 @@ def oracle(features, table, targets, weights):
     return total, d_features, d_table
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("parts", "few"), [(1, False), (2, False), (1, True), (2, True)])
 @pytest.mark.parametrize("chunk", [1, 4, 6, 100])
-def test_value_and_gradients_equal_the_loop(chunk, parts):
+def test_value_and_gradients_equal_the_loop(chunk, parts, few):
     features, table, targets, weights = inputs()
     expected, *gradients = oracle(features, table, targets, weights)
     arguments = (jnp.float32(features), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    assert np.allclose(weighted_sum(*arguments, chunk, parts)[0], expected, rtol=1e-6)
+    assert np.allclose(weighted_sum(*arguments, chunk, parts, 0.0, 0.0, 0.0, few)[0], expected, rtol=1e-6)
 
     def scaled_loss(features, table):
-        return 3 * cross_entropy(features, table, *arguments[2:], chunk, parts)[0]
+        return 3 * cross_entropy(features, table, *arguments[2:], chunk, parts, few_targets=few)[0]
 
     value, actual = jax.jit(jax.value_and_grad(scaled_loss, argnums=(0, 1)))(*arguments[:2])
     assert np.allclose(value, 3 * expected, rtol=1e-6)
@@ -105,9 +109,9 @@ def test_capped_logits_and_penalties_equal_the_formula(z_loss, smoothing):
     assert (hits == scores(*arguments, 4, 2)[1]).all()
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("parts", "few"), [(1, False), (2, False), (1, True), (2, True)])
 @pytest.mark.parametrize("chunk", [1, 4, 6, 100])
-def test_scores_of_tokens_equal_the_formula(chunk, parts):
+def test_scores_of_tokens_equal_the_formula(chunk, parts, few):
     """Each token with a weight gets its score, wherever it is; the others get zeros."""
     features, table, targets, weights = inputs()
     logits, counts = features @ table.T, weights > 0
@@ -115,7 +119,7 @@ def test_scores_of_tokens_equal_the_formula(chunk, parts):
     targets = np.where(np.arange(L) % 2, best, targets)
     dirty = np.where(counts[..., None], features, 1e18)
     arguments = (jnp.float32(dirty), jnp.float32(table), jnp.int32(targets), jnp.float32(weights))
-    nll, hits = (np.asarray(x) for x in scores(*arguments, chunk, parts))
+    nll, hits = (np.asarray(x) for x in scores(*arguments, chunk, parts, 0.0, few))
     log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     expected = -np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(nll, np.where(counts, expected, 0), rtol=1e-5, atol=1e-5)
@@ -123,10 +127,13 @@ def test_scores_of_tokens_equal_the_formula(chunk, parts):
     assert 0 < hits.sum() < counts.sum()
 
 
-def test_a_token_without_weight_has_no_effect():
+@pytest.mark.parametrize("few", [False, True])
+def test_a_token_without_weight_has_no_effect(few):
     features, table, targets, weights = (np.float32(x) for x in inputs())
     dirty = np.where(weights[..., None] > 0, features, np.float32(1e18))
-    clean, soiled = (weighted_sum(x, table, targets.astype(np.int32), weights, 4) for x in (features, dirty))
+    clean, soiled = (
+        weighted_sum(x, table, targets.astype(np.int32), weights, 4, 1, 0.0, 0.0, 0.0, few) for x in (features, dirty)
+    )
     assert clean == soiled
 
 
@@ -136,3 +143,39 @@ def test_no_array_of_all_logits_exists():
     step = jax.jit(jax.value_and_grad(lambda *x: cross_entropy(*x, 16)[0], argnums=(0, 1)))
     memory = step.lower(*shapes, *tokens).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 4 * 64 * 512 * 4 / 2
+
+
+ON_ACCELERATORS = (32768, 8192, 1024)
+
+
+@pytest.mark.parametrize(
+    ("platform", "sizes"), [("cpu", (1024,) * 3), ("gpu", ON_ACCELERATORS), ("tpu", ON_ACCELERATORS)]
+)
+def test_slices_suit_the_device(platform, sizes, monkeypatch):
+    """On a GPU or TPU the largest power of two within 2^30 bytes of float32 logits; never fewer than 1024 tokens."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    assert tuple(slice_tokens(words) for words in (8192, 32000, 300_000)) == sizes
+    assert slice_tokens(8192, few_targets=True) == 1024
+
+
+@pytest.mark.parametrize(
+    ("platform", "few", "loops"), [("cpu", False, ["length=2"]), ("gpu", False, ["length=1"]), ("gpu", True, ["while"])]
+)
+def test_the_number_of_slices_is_known_unless_few_tokens_count(platform, few, loops, monkeypatch):
+    """The loops of the traced program, for 2048 tokens and an open size of slices."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    shapes = [((2, 1024, 4), jnp.float32), ((8, 4), jnp.float32), ((2, 1024), jnp.int32), ((2, 1024), jnp.float32)]
+    loss = lambda *x: cross_entropy(*x, None, few_targets=few)[0]
+    program = str(jax.make_jaxpr(loss)(*(jax.ShapeDtypeStruct(*x) for x in shapes)))
+    assert re.findall(r"length=\d+|\bwhile\b", program) == loops
+
+
+@pytest.mark.parametrize(("words", "spec"), [(8, PartitionSpec("tensor", None)), (7, PartitionSpec(None, None))])
+def test_devices_gather_the_table_but_for_words_over_tensor(words, spec):
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    sharded = NamedSharding(mesh, PartitionSpec("tensor" if words % 2 == 0 else None, "fsdp"))
+    table = jax.device_put(np.arange(4.0 * words).reshape(words, 4), sharded)
+    with jax.set_mesh(mesh):
+        gathered = jax.jit(gather_table)(table)
+    assert gathered.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+    np.testing.assert_array_equal(gathered, table)
