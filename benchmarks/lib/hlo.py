@@ -35,7 +35,7 @@ class Instruction(NamedTuple):
     called: names of the computations that it calls.
     trips: number of iterations of a while loop; None: unknown, or not a loop.
     target: of a custom call.
-    index: of a parameter or of an element of a tuple; None: another instruction.
+    index: of a parameter or of an element of a tuple, or a constant's value, if whole; None: another instruction.
     is_root: whether its result is that of its computation.
     """
 
@@ -76,7 +76,23 @@ def parse_program(text: str) -> tuple[dict[str, Computation], str]:
             name = _NAME.search(left)
             if name:
                 computations[current][name.group(1)] = _instruction(right, left.startswith("ROOT"))
+    for instructions in computations.values():
+        for name, one in instructions.items():
+            if one.operation == "while" and one.trips is None:
+                conditions = (computations[x] for x in one.called)
+                instructions[name] = one._replace(trips=next(filter(None, map(_trips, conditions)), None))
     return computations, entry
+
+
+def _trips(condition: Computation) -> int | None:
+    """The constant that a loop counts to, in a program of a TPU, where only the condition says it; None: another one.
+
+    JAX's loops of known length count from 0 in steps of 1.
+    """
+    root = next(x for x in condition.values() if x.is_root)
+    operands = [condition[x] for x in root.operands if x in condition]
+    counts = root.operation == "compare" and [x.operation for x in operands] == ["get-tuple-element", "constant"]
+    return operands[1].index if counts else None
 
 
 def _instruction(text: str, is_root: bool) -> Instruction:

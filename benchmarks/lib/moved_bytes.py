@@ -160,6 +160,8 @@ def _fused(program: _Program, one: Instruction, operands: list[Instruction | Non
 def _taken(program: _Program, inside: Computation, name: str) -> int:
     """Bytes of an array that its users in a fusion read; all of them, if any user does."""
     whole, parts = inside[name].bytes, 0
+    if inside[name].is_root:  # of a nested fusion of views, whose result another instruction reads
+        return whole
     for user_name, user in inside.items():
         if name not in user.operands:
             continue

@@ -77,6 +77,42 @@ def test_one_device_sends_nothing():
     assert count_collectives(jax.jit(lambda x: x @ x).lower(jnp.zeros((4, 4))).compile().as_text()) == {}
 
 
+COUNTED = """HloModule step, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%is_inside (loop: (s32[], f32[64])) -> pred[] {
+  %end = s32[]{:T(128)} constant(8)
+  %loop = (s32[]{:T(128)}, f32[64]{0:T(128)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%loop), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %end), direction=LT
+}
+
+%turn (loop: (s32[], f32[64])) -> (s32[], f32[64]) {
+  %loop = (s32[]{:T(128)}, f32[64]{0:T(128)}) parameter(0)
+  %one = s32[]{:T(128)} constant(1)
+  %i = s32[]{:T(128)} get-tuple-element(%loop), index=0
+  %next = s32[]{:T(128)} add(%i, %one)
+  %x = f32[64]{0:T(128)} get-tuple-element(%loop), index=1
+  %reduced = f32[64]{0:T(128)} all-reduce(%x), channel_id=3, to_apply=%sum
+  ROOT %out = (s32[]{:T(128)}, f32[64]{0:T(128)}) tuple(%next, %reduced)
+}
+
+ENTRY %main (start: (s32[], f32[64])) -> (s32[], f32[64]) {
+  %start = (s32[]{:T(128)}, f32[64]{0:T(128)}) parameter(0)
+  ROOT %while = (s32[]{:T(128)}, f32[64]{0:T(128)}) while(%start), condition=%is_inside, body=%turn
+}
+"""
+
+
+def test_a_loop_of_a_tpu_counts_to_the_constant_of_its_condition():
+    assert count_collectives(COUNTED) == {"all-reduce": Traffic(8, 8 * 64 * 4)}
+
+
 ASYNCHRONOUS = """HloModule step, is_scheduled=true
 
 %sum (a: f32[], b: f32[]) -> f32[] {
