@@ -107,10 +107,10 @@ def token_scores(
 def slice_tokens(words: int, few_targets: bool = False) -> int:
     """Tokens per device in a slice of the loss, for a vocabulary of so many words.
 
-    On a CPU the logits of 1024 tokens stay in its cache. On a GPU or TPU none do, and each slice reads the table for two
-    products, and reads and writes its float32 gradient: 12 V D bytes in half precision, where the logits move 16 V to
-    22 V bytes a token. So a slice is as large as memory allows: a power of two, with float32 logits of 1 GiB at most.
-    If few tokens count, slices are small everywhere, since the last one is computed completely.
+    On a CPU the logits of 1024 tokens stay in its cache. On a GPU or TPU they do not, and each slice reads the table
+    twice, and reads and writes its float32 gradient: 12 V D bytes in half precision, where the logits move 16 V to 22 V
+    bytes a token. So a slice is as large as memory allows: a power of two, with float32 logits of 1 GiB at most. If few
+    tokens count, slices are small everywhere, since the last one is computed completely.
     """
     tokens = _FEWEST_TOKENS
     while target_platform() != "cpu" and not few_targets and 2 * tokens * 4 * words <= _SLICE_BYTES:
