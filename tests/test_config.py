@@ -186,6 +186,18 @@ def test_keys_that_exclude_each_other(group, values, expected):
         parse(config)
 
 
+def test_masked_rows_and_examples_have_few_targets():
+    for changes, few in (
+        ({}, False),
+        ({"data.pack": "documents"}, False),
+        ({"task": "masked_lm"}, True),
+        ({"data.corpus": "mqar", "data.pack": "examples"}, True),
+    ):
+        config = get_config()
+        config.update_from_flattened_dict(changes)
+        assert parse(config).few_targets is few
+
+
 def test_a_masked_model_is_bidirectional_and_divides_by_the_sequence_length():
     config = get_config()
     config.task, config.data.length = "masked_lm", 256

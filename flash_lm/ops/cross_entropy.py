@@ -219,9 +219,10 @@ def _sum(
         x_PxNxD, targets_PxN, weights_PxN = (slices.take(x, i) for x in cut)
         logits_PxNxV = _logits(x_PxNxD, table, cap)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
-        denominator_PxN = jnp.exp(logits_PxNxV - top_PxNx1).sum(axis=-1)
+        exponentials_PxNxV = jnp.exp(logits_PxNxV - top_PxNx1)
+        denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
-        log_z_PxN = jnp.log(denominator_PxN) + top_PxNx1[..., 0]
+        log_z_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0]
         # Loss and penalties, weighted; a token of weight 0 may have NaN features.
         weighted = lambda x_PxN: jnp.where(weights_PxN > 0, x_PxN * weights_PxN, 0).sum(axis=1)
         total_P += weighted(log_z_PxN - target_logit_PxN)
@@ -235,8 +236,12 @@ def _sum(
         if not with_gradients:
             return total_P, z_P, smoothing_P, None, None
         is_target_PxNxV = jnp.arange(table.shape[0], dtype=jnp.int32)[None, None] == targets_PxN[..., None]
-        # Exponentials of their own: XLA would keep the others in memory, and on a TPU the gradient of the logits, too.
-        probabilities_PxNxV = jnp.exp(logits_PxNxV - log_z_PxN[..., None])
+        # A CPU keeps the exponentials. On a TPU it is cheaper to compute others where the products read them: XLA would
+        # write the gradient of the logits otherwise, and read it again.
+        if target_platform() == "cpu":
+            probabilities_PxNxV = exponentials_PxNxV / denominator_PxNx1
+        else:
+            probabilities_PxNxV = jnp.exp(logits_PxNxV - log_z_PxN[..., None])
         if z_loss:
             probabilities_PxNxV *= 1 + 2 * z_loss * log_z_PxN[..., None]
         expected_PxNxV = (1 - smoothing) * is_target_PxNxV.astype(jnp.float32) + smoothing / table.shape[0]

@@ -56,9 +56,10 @@ def test_value_and_gradients_equal_the_loop(chunk, parts, few):
         assert np.allclose(a, 3 * b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_z_loss_equals_the_loop(parts):
-    """z · log² Z; its gradient by the logits is 2 z log Z · softmax."""
+@pytest.mark.parametrize(("parts", "platform"), [(1, "cpu"), (2, "cpu"), (2, "tpu")])
+def test_z_loss_equals_the_loop(parts, platform, monkeypatch):
+    """z · log² Z; its gradient by the logits is 2 z log Z · softmax, as each platform computes it."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
     features, table, targets, weights = inputs()
     z, (plain, d_features, d_table), extra = 0.3, oracle(features, table, targets, weights), 0.0
     for b, t in np.ndindex(weights.shape):
