@@ -118,9 +118,9 @@ def _visit(program: _Program, name: str, times: int):
             for called in one.called:
                 yield from _visit(program, called, times * trips)
         elif one.operation in ("conditional", "call", "async-start"):
-            # Of a conditional's branches, the one that moves most.
+            # Of a conditional's branches the one that moves least: the others are forms that hold for large keys.
             branches = [list(_visit(program, called, times)) for called in one.called]
-            yield from max(branches, key=lambda moved: sum(size for _, size, _ in moved), default=[])
+            yield from min(branches, key=lambda moved: sum(size for _, size, _ in moved), default=[])
         elif one.operation not in _FREE:
             yield _kind(program, one), times * _moved(program, instructions, one), key
 

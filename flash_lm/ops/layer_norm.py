@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation whose backward passes keep only the inputs."""
+"""Layer and RMS normalisation whose backward passes keep the inputs, and of each vector its mean and deviation."""
 
 import functools
 
@@ -19,16 +19,19 @@ def layer_norm(x_xD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, epsilon: 
     Returns:
         (…, D), dtype of x.
     """
-    normal_xD, _ = _normalise(x_xD, epsilon)
-    return (normal_xD * over_tokens(scale_D, x_xD) + over_tokens(bias_D, x_xD)).astype(x_xD.dtype)
+    return _scale_and_shift(x_xD, scale_D, bias_D, *_mean_and_inverse(x_xD, epsilon))
 
 
-def _normalise(x_xD: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
-    """(x − mean) / √(variance + ε), and 1 / √(variance + ε), in float32."""
+def _mean_and_inverse(x_xD: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
+    """The mean, and 1 / √(variance + ε), (…, 1) float32."""
     x = x_xD.astype(jnp.float32)
-    centred = x - x.mean(axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + epsilon)
-    return centred * inverse, inverse
+    mean = x.mean(axis=-1, keepdims=True)
+    return mean, jax.lax.rsqrt(jnp.square(x - mean).mean(axis=-1, keepdims=True) + epsilon)
+
+
+def _scale_and_shift(x_xD, scale_D, bias_D, mean, inverse) -> jax.Array:
+    normal = (x_xD.astype(jnp.float32) - mean) * inverse
+    return (normal * over_tokens(scale_D, x_xD) + over_tokens(bias_D, x_xD)).astype(x_xD.dtype)
 
 
 def over_tokens(vector_D: jax.Array, like_xD: jax.Array) -> jax.Array:
@@ -37,14 +40,16 @@ def over_tokens(vector_D: jax.Array, like_xD: jax.Array) -> jax.Array:
 
 
 def _forward(x_xD, scale_D, bias_D, epsilon):
-    return layer_norm(x_xD, scale_D, bias_D, epsilon), (x_xD, scale_D)
+    # With mean and deviation, which are two numbers a vector, the sums below read their operands once.
+    of_row = _mean_and_inverse(x_xD, epsilon)
+    return _scale_and_shift(x_xD, scale_D, bias_D, *of_row), (x_xD, scale_D, *of_row)
 
 
 def _backward(epsilon, kept, d_xD):
-    x_xD, scale_D = kept
+    x_xD, scale_D, mean, inverse = kept
     # Computed once: XLA's CPU backend would recompute them in each of the sums, element by element.
     x_xD, d_xD = jax.lax.optimization_barrier((x_xD, d_xD))
-    normal, inverse = _normalise(x_xD, epsilon)
+    normal = (x_xD.astype(jnp.float32) - mean) * inverse
     d = d_xD.astype(jnp.float32)
     d_normal, tokens = d * over_tokens(scale_D, d), tuple(range(d.ndim - 1))
     along = (d_normal * normal).mean(axis=-1, keepdims=True)
@@ -55,7 +60,7 @@ def _backward(epsilon, kept, d_xD):
 layer_norm.defvjp(_forward, _backward)
 
 
-@functools.partial(jax.checkpoint, static_argnums=2)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x_xD: jax.Array, scale_D: jax.Array, epsilon: float) -> jax.Array:
     """X / √(mean of x² + ε) · scale over the last dimension ("Root Mean Square Layer Normalization", 2019).
 
@@ -67,7 +72,23 @@ def rms_norm(x_xD: jax.Array, scale_D: jax.Array, epsilon: float) -> jax.Array:
     Returns:
         (…, D), dtype of x.
     """
+    return _rms_forward(x_xD, scale_D, epsilon)[0]
+
+
+def _rms_forward(x_xD, scale_D, epsilon):
     # In float32: sums of squares in bfloat16 would be too coarse.
     x = x_xD.astype(jnp.float32)
-    normal = x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + epsilon)
-    return (normal * over_tokens(scale_D, x)).astype(x_xD.dtype)
+    inverse = jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + epsilon)
+    return (x * inverse * over_tokens(scale_D, x)).astype(x_xD.dtype), (x_xD, scale_D, inverse)
+
+
+def _rms_backward(epsilon, kept, d_xD):
+    x_xD, scale_D, inverse = kept
+    x_xD, d_xD = jax.lax.optimization_barrier((x_xD, d_xD))
+    normal, d = x_xD.astype(jnp.float32) * inverse, d_xD.astype(jnp.float32)
+    d_normal = d * over_tokens(scale_D, d)
+    d_x = inverse * (d_normal - normal * (d_normal * normal).mean(axis=-1, keepdims=True))
+    return d_x.astype(x_xD.dtype), (d * normal).sum(axis=tuple(range(d.ndim - 1)))
+
+
+rms_norm.defvjp(_rms_forward, _rms_backward)

@@ -87,7 +87,7 @@ def step_gated(by: GatedInputs, v_BxHx1xE: jax.Array, state: jax.Array) -> tuple
 
 
 def _in_chunks(by: GatedInputs, v, runs_BxL, chunk_size: int, state, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    """The outputs, and the state after all tokens; `dtype`: of what chunks add to the state, and of parts of outputs."""
+    """The outputs, and the state after all tokens; `dtype`: of what chunks add to it, and of the parts of outputs."""
     length = v.shape[2]
     size = min(chunk_size, length)
     # What fills the last chunk counts as more of the last document: its keys are zeros and nothing decays.
