@@ -4,9 +4,9 @@
     python -m benchmarks.programs --chip=H200 --models="flash transformer_plus_plus" --length=2048 --tokens=65536 \
         --out=benchmarks/programs/results/h200.jsonl --config.model.remat=none
 
-A model is a preset of --config, and perhaps keys: mamba2+ssd.chunk_size=256. One line each, which replaces that of an
-older run: bytes of state and temporary arrays, and bytes that the step reads from and writes to the device's memory, by
-kind of work.
+A model is a preset of --config, and perhaps keys: mamba2+ssd.chunk_size=256. Without --length and --tokens it has the
+batch and the microbatches of its preset. One line each, which replaces that of an older run: bytes of state and
+temporary arrays, and bytes that the step reads from and writes to the device's memory, by kind of work.
 """
 
 import argparse
@@ -36,13 +36,24 @@ from flash_lm.training.setup import build_setup
 from flash_lm.training.sharding import make_mesh
 
 
-def model_config(base: str, word: str, overrides: list[str], length: int, tokens: int) -> Config:
-    """Returns the config of one model: one batch of `tokens` without microbatches; keys in the word win."""
+def model_config(base: str, word: str, overrides: list[str], length: int | None, tokens: int | None) -> Config:
+    """Returns the config of one model; keys in the word win.
+
+    Args:
+        base: a config with presets.
+        word: a preset, perhaps with keys.
+        overrides: the command's.
+        length: tokens of a sequence; None: the preset's.
+        tokens: of a step without microbatches; None: the preset's, with its microbatches.
+    """
     preset, *_ = word.split("+")
     config: Any = load_config(f"{base}:{preset}", overrides)
-    config.model.update(max_length=length)
-    config.data.update(length=length, tokens_per_batch=tokens)
-    config.train.accumulate = 1
+    if length is not None:
+        config.model.max_length = config.data.length = length
+    if tokens is not None:
+        config.data.tokens_per_batch, config.train.accumulate = tokens, 1
+    if config.model.vocab_size is None:
+        config.model.vocab_size = config.data.vocab_size  # a tokenizer would have as many words
     return complete_config(parse(variant(config, word)[1]))
 
 
@@ -66,10 +77,12 @@ def measure(config: Config, chip: str) -> tuple[Line, str]:
         "parameters": setup.model.parameter_count(),
         "length": length,
         "tokens_a_step": tokens,
+        "microbatches": config.train.accumulate,
         "dtype": config.model.dtype,
         "remat": config.model.remat,
         "temporary_bytes": memory.temp_size_in_bytes,
         "peak_bytes": program_bytes(program),
+        "device_bytes": int(CHIPS[chip].memory * 1e9),
         "moved_bytes": sum(moved.values()),
         **{f"moved_bytes_{kind}": size for kind, size in moved.items()},
         "model_flops": flops,
@@ -86,8 +99,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--config", default="configs/base_110m.py", help="a config with presets")
     parser.add_argument("--chip", default="H200", choices=list(CHIPS), help="to compile for")
     parser.add_argument("--models", default="flash transformer_plus_plus", help="presets, each perhaps with +KEY=VALUE")
-    parser.add_argument("--length", type=positive, default=2048, help="tokens of a sequence")
-    parser.add_argument("--tokens", type=positive, default=65536, help="tokens of a step")
+    parser.add_argument("--length", type=positive, help="tokens of a sequence")
+    parser.add_argument("--tokens", type=positive, help="tokens of a step")
     parser.add_argument("--text", type=pathlib.Path, help="a folder for the text of each program")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments, overrides = parser.parse_known_args(argv)
@@ -96,10 +109,10 @@ def main(argv: list[str]) -> None:
     for word in split_words(arguments.models):
         config = model_config(arguments.config, word, overrides, arguments.length, arguments.tokens)
         line, text = measure(config, arguments.chip)
-        lines.put({"model": word, "chip": arguments.chip} | line | about)
+        lines.put({"config": arguments.config, "model": word, "chip": arguments.chip} | line | about)
         print(
             f"{word}: {line['peak_bytes'] / 1e9:.1f} GB, moves {line['moved_bytes'] / 1e9:.0f} GB, "
-            f"{line['moved_bytes'] / arguments.tokens / 1e3:.0f} KB a token: {line['least_ms_bytes']:.0f} ms at the "
+            f"{line['moved_bytes'] / line['tokens_a_step'] / 1e3:.0f} KB a token: {line['least_ms_bytes']:.0f} ms at the "
             f"memory's rate; {line['least_ms_flops']:.0f} ms at the peak of the products",
             flush=True,
         )

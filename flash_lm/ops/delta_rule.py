@@ -3,8 +3,8 @@
 Chunkwise form (ibid., section 3.3): the new values of a chunk, v′ = T β (v − e^b k S), solves a triangular system,
 T⁻¹ = I + tril(β k kᵀ ⊙ e^(b_i − b_j), −1), with b the running sum of g and S the sum that enters the chunk; then the
 chunk is that of a decayed sum of v′. The system is solved by substitution: for equal keys and β = 1 powers of its
-matrix exceed float32, while T holds only 0 and ±1. Chunks follow each other in a loop. All but products of q, k and v
-is float32, and starts again with each document.
+matrix exceed float32, while T holds only 0 and ±1. Chunks follow each other in a loop. The system, its solution and the
+state are float32, operands of products have the dtype of the values, and all start again with each document.
 """
 
 from typing import NamedTuple
@@ -120,13 +120,14 @@ def _split_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple
     # UT transform: T = (I + tril(β k kᵀ ⊙ decay, −1))⁻¹, applied to β v and to β e^b k.
     earlier = jnp.tri(size, k=-1, dtype=jnp.float32)[None, None, None]
     system = beta[..., None] * matmul(k, k, transpose_b=True) * between * earlier
-    wide = jnp.concatenate([v_chunks.astype(jnp.float32), k.astype(jnp.float32) * from_start[..., None]], axis=-1)
-    solved = matmul(unit_inverse(system), beta[..., None] * wide)
     # Products in the dtype of the values, as in the other chunkwise forms.
     dtype = v.dtype
+    inverse = (unit_inverse(system) * beta[..., None, :]).astype(dtype)
+    wide = jnp.concatenate([v_chunks, apply_weights(k, from_start)], axis=-1)
+    solved = matmul(inverse, wide, dtype=dtype)
     chunks = _Chunk(
         writes=solved[..., : v.shape[-1]],
-        keys=solved[..., v.shape[-1] :].astype(dtype),
+        keys=solved[..., v.shape[-1] :],
         weights=(matmul(q, k, transpose_b=True) * between).astype(dtype),
         queries=apply_weights(q, from_start),
         written=apply_weights(k, decay_between(end, sums, of_last)),
@@ -138,9 +139,9 @@ def _split_chunks(by: DeltaInputs, v, runs_BxL, chunk_size: int, state) -> tuple
         # New values v′ = T β (v − e^b k S), then the outputs and the state at the end of the chunk.
         entering = entering_BxHxKxE.astype(dtype)
         new = (chunk.writes - matmul(chunk.keys, entering)).astype(dtype)
-        out = matmul(chunk.queries, entering) + matmul(chunk.weights, new)
+        out = matmul(chunk.queries, entering, dtype=dtype) + matmul(chunk.weights, new, dtype=dtype)
         after = chunk.kept[..., None] * entering_BxHxKxE + matmul(chunk.written, new, transpose_a=True)
-        return after, out.astype(dtype)
+        return after, out
 
     # Inter-chunk recurrence: one chunk after another.
     state, out = jax.lax.scan(process_chunk, state, jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), chunks))

@@ -51,3 +51,20 @@ def test_bfloat16_is_normalised_in_float32(name):
     actual = norm(x)
     assert actual.dtype == jnp.bfloat16
     np.testing.assert_array_equal(actual, norm(x.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_gradients_and_what_is_kept_for_them(name):
+    """Gradients are those of float64 differences; of a vector only itself, its mean and its deviation are kept."""
+    norm, p = build(name)
+    x = np.random.default_rng(3).normal(size=(1, 3, WIDTH))
+    weights = np.random.default_rng(4).normal(size=x.shape)
+    gradient = jax.grad(lambda x: (norm(x) * weights).sum())(jnp.asarray(x, jnp.float32))
+    for i in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[i] = 1e-6
+        up, down = (oracle.normalise(name, (x + sign * step)[0], p, EPSILON) for sign in (1, -1))
+        assert gradient[i] == pytest.approx(((up - down) * weights[0]).sum() / 2e-6, rel=1e-4, abs=1e-5)
+    rounded = jnp.asarray(np.ones((1, 40, WIDTH)), jnp.bfloat16)
+    kept = jax.tree.leaves(jax.vjp(norm, rounded)[1])
+    assert sum(x.nbytes for x in kept if x.size >= 40) <= rounded.nbytes + 2 * 40 * 4

@@ -1,5 +1,6 @@
 """The folded matrix product against einsum."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,3 +30,29 @@ def test_accumulates_in_float32():
     output = matmul(a, b)
     assert output.dtype == jnp.float32
     assert float(output[0, 0, 0]) == 9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_gradients_of_bfloat16_are_products_of_bfloat16(transpose_a, transpose_b, dtype):
+    """The gradient of Σ w · (a b) is w bᵀ and aᵀ w; operands are rounded, and nothing is written as float32."""
+    rng = np.random.default_rng(0)
+    round_ = lambda x: np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
+    a, b, w = (round_(rng.normal(size=shape)) for shape in ((2, 4, 5), (2, 5, 6), (2, 4, 6)))
+    turn = lambda x, turned: np.swapaxes(x, -1, -2) if turned else x
+    options = {"transpose_a": transpose_a, "transpose_b": transpose_b, "dtype": dtype}
+
+    def total(a, b):
+        return (matmul(a, b, **options).astype(jnp.float32) * jnp.asarray(w, jnp.float32)).sum()
+
+    arrays = [jnp.asarray(turn(a, transpose_a), jnp.bfloat16), jnp.asarray(turn(b, transpose_b), jnp.bfloat16)]
+    assert matmul(*arrays, **options).dtype == dtype
+    d_a, d_b = jax.grad(total, (0, 1))(*arrays)
+    np.testing.assert_allclose(np.asarray(d_a, np.float64), turn(w @ np.swapaxes(b, 1, 2), transpose_a), rtol=2**-8)
+    np.testing.assert_allclose(np.asarray(d_b, np.float64), turn(np.swapaxes(a, 1, 2) @ w, transpose_b), rtol=2**-8)
+    derivative = jax.make_jaxpr(jax.grad(total, (0, 1)))(*arrays)
+    products = [x for x in derivative.jaxpr.eqns if x.primitive.name == "dot_general"]
+    assert len(products) >= 2
+    for product in products[-2:]:
+        assert {x.aval.dtype for x in (*product.invars, *product.outvars)} == {jnp.dtype("bfloat16")}
