@@ -6,78 +6,34 @@ some of it.
 """
 
 import collections
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from benchmarks.lib import collectives
 from benchmarks.lib.hlo import Computation, Instruction, parse_program
 
-# Operations that move nothing themselves: names of other arrays, and the end of a pair whose start counts.
-_FREE = frozenset(
-    [
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "partition-id",
-        "replica-id",
-        "opt-barrier",
-        "while",
-        "conditional",
-        "call",
-        "copy-done",
-        "slice-done",
-        "async-done",
-        "async-update",
-        "all-reduce-done",
-        "all-gather-done",
-        "collective-permute-done",
-    ]
-)
+KINDS = ("products", "elementwise", "copies", "kernels", "collectives")
+
+# Other names of arrays, and the ends of asynchronous pairs, whose starts count.
+_FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"})
+_FREE |= {"partition-id", "replica-id", "copy-done", "slice-done", "async-done", "async-update"}
+_FREE |= {f"{kind}-done" for kind in collectives.KINDS}
+_BRANCHES = frozenset({"conditional", "call", "async-start"})
 _PRODUCTS = frozenset({"dot", "convolution"})
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 _VIEWS = frozenset({"bitcast", "reshape", "get-tuple-element"})
-# A fusion of nothing but these moves arrays, and computes nothing.
-_MOVES = (
-    _SLICES
-    | _VIEWS
-    | frozenset(
-        [
-            "parameter",
-            "constant",
-            "tuple",
-            "copy",
-            "transpose",
-            "dynamic-update-slice",
-            "pad",
-            "concatenate",
-            "broadcast",
-            "iota",
-            "fusion",
-        ]
-    )
-)
+_MOVING = _SLICES | {"copy", "transpose", "dynamic-update-slice", "pad", "concatenate", "reshape"}
+# A fusion of nothing else computes nothing.
+_MOVES = _MOVING | _VIEWS | {"parameter", "constant", "tuple", "fusion", "broadcast", "iota"}
 _SMALL = 64  # bytes: an index
-_MOVING = frozenset(
-    [
-        "copy",
-        "copy-start",
-        "transpose",
-        "slice",
-        "slice-start",
-        "dynamic-slice",
-        "dynamic-update-slice",
-        "concatenate",
-        "pad",
-        "reshape",
-    ]
-)
-KINDS = ("products", "elementwise", "copies", "kernels", "collectives")
 
 
-class _Program(NamedTuple):
-    computations: dict[str, Computation]
-    unknown: int | None
+class Moved(NamedTuple):
+    """What an instruction moves in all iterations of the loops around it."""
+
+    kind: str
+    bytes: int
+    name: str
 
 
 def count_moved_bytes(program: str, unknown_trips: int | None = None) -> dict[str, int]:
@@ -94,139 +50,121 @@ def count_moved_bytes(program: str, unknown_trips: int | None = None) -> dict[st
     Raises:
         ValueError: the number of iterations of a loop is unknown.
     """
-    computations, entry = parse_program(program)
-    total: collections.Counter[str] = collections.Counter(dict.fromkeys(KINDS, 0))
-    for kind, size, _ in _visit(_Program(computations, unknown_trips), entry, 1):
-        total[kind] += size
-    return dict(total)
-
-
-def largest_instructions(program: str, count: int, unknown_trips: int | None = None) -> list[tuple[str, int, str]]:
-    """The instructions that move most bytes: kind, bytes in all iterations, and name."""
-    computations, entry = parse_program(program)
-    return sorted(_visit(_Program(computations, unknown_trips), entry, 1), key=lambda x: -x[1])[:count]
-
-
-def _visit(program: _Program, name: str, times: int):
-    """Yields kind, bytes and name of each instruction that moves any."""
-    instructions = program.computations[name]
-    for key, one in instructions.items():
-        if one.operation == "while":
-            trips = program.unknown if one.trips is None else one.trips
-            if trips is None:
-                raise ValueError(f"the number of iterations of {key} is unknown")
-            for called in one.called:
-                yield from _visit(program, called, times * trips)
-        elif one.operation in ("conditional", "call", "async-start"):
-            # Of a conditional's branches the one that moves least: the others are forms that hold for large keys.
-            branches = [list(_visit(program, called, times)) for called in one.called]
-            yield from min(branches, key=lambda moved: sum(size for _, size, _ in moved), default=[])
-        elif one.operation not in _FREE:
-            yield _kind(program, one), times * _moved(program, instructions, one), key
-
-
-def _moved(program: _Program, instructions: Computation, one: Instruction) -> int:
-    """Bytes of one instruction."""
-    operands = [instructions.get(name) for name in one.operands]
-    if one.operation == "copy-start":  # results are the copy, the original, and a number
-        return sum(x.bytes for x in one.arrays[:2] if not x.on_chip)
-    if one.operation == "fusion":
-        return _fused(program, one, operands)
-    # Only a slice of the first operand is read or replaced.
-    if one.operation in _SLICES:
-        operands = operands[1:]
-        return 2 * _far(one) + sum(_far(x) for x in operands if x is not None and one.operation == "gather")
-    if one.operation == "dynamic-update-slice":
-        update = operands[1]
-        return 2 * _far(update) if update is not None else 0
-    results = _far(one)
-    if one.operation == "custom-call" and "cublas" in one.target:
-        results = max(x.bytes for x in one.arrays)  # besides the product, a workspace
-    return results + sum(_far(x) for x in operands if x is not None)
-
-
-def _fused(program: _Program, one: Instruction, operands: list[Instruction | None]) -> int:
-    """Bytes of a fusion: of each operand what its users take, and its results."""
-    inside = program.computations[one.called[0]]
-    total = 0
-    for name, instruction in inside.items():
-        if instruction.operation == "parameter" and instruction.index is not None:
-            operand = operands[instruction.index]
-            if operand is not None and any(not x.on_chip for x in operand.arrays):
-                total += min(_taken(program, inside, name), _far(operand))
-    return total + _results(program, inside, one)
-
-
-def _taken(program: _Program, inside: Computation, name: str) -> int:
-    """Bytes of an array that its users in a fusion read; all of them, if any user does."""
-    whole, parts = inside[name].bytes, 0
-    if inside[name].is_root:  # of a nested fusion of views, whose result another instruction reads
-        return whole
-    for user_name, user in inside.items():
-        if name not in user.operands:
-            continue
-        if user.operation in _VIEWS:
-            parts += _taken(program, inside, user_name)
-        elif user.operation in _SLICES and user.operands[0] == name:
-            parts += user.bytes
-        elif user.operation == "dynamic-update-slice" and user.operands[0] == name and user.operands[1] != name:
-            continue  # replaced in place
-        elif user.operation == "fusion":
-            nested = program.computations[user.called[0]]
-            at = [i for i, operand in enumerate(user.operands) if operand == name]
-            names = [key for key, x in nested.items() if x.operation == "parameter" and x.index in at]
-            parts += sum(_taken(program, nested, key) for key in names)
-        else:
-            return whole
-    return min(parts, whole)
-
-
-def _results(program: _Program, inside: Computation, one: Instruction) -> int:
-    """Bytes that a fusion writes: of an array of which a slice is replaced, the slice."""
-    root = next(x for x in inside.values() if x.is_root)
-    roots = [inside[name] for name in root.operands] if root.operation == "tuple" else [root]
-    total = 0
-    for array, result in zip(one.arrays, roots, strict=False):
-        if not array.on_chip:
-            total += min(_written(program, inside, result), array.bytes)
+    total = dict.fromkeys(KINDS, 0)
+    for moved in list_moved(program, unknown_trips):
+        total[moved.kind] += moved.bytes
     return total
 
 
-def _written(program: _Program, inside: Computation, result: Instruction) -> int:
-    if result.operation in _VIEWS and result.operands and result.operands[0] in inside:
-        return _written(program, inside, inside[result.operands[0]])
-    if result.operation == "dynamic-update-slice":
-        return inside[result.operands[1]].bytes
-    if result.operation == "fusion":
-        nested = program.computations[result.called[0]]
-        return _written(program, nested, next(x for x in nested.values() if x.is_root))
-    return result.bytes
+def list_moved(program: str, unknown_trips: int | None = None) -> list[Moved]:
+    """The instructions that move anything, those that move most first; arguments are those of `count_moved_bytes`."""
+    computations, entry = parse_program(program)
+    return sorted(_Program(computations, unknown_trips).moved(entry, 1), key=lambda one: -one.bytes)
 
 
-def _kind(program: _Program, one: Instruction) -> str:
-    name = one.operation.removesuffix("-start")
-    if name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"):
-        return "collectives"
-    if one.operation in _PRODUCTS or "cublas" in one.target:
-        return "products"
-    if one.operation == "custom-call":
-        return "kernels"
-    if one.operation == "fusion":
-        operations = set(_operations(program, one.called[0]))
-        if operations & _PRODUCTS:
+class _Program:
+    """The computations of a program by name."""
+
+    def __init__(self, computations: dict[str, Computation], unknown_trips: int | None):
+        self._computations, self._unknown_trips = computations, unknown_trips
+
+    def moved(self, computation: str, times: int) -> Iterator[Moved]:
+        """What the instructions of a computation move that runs `times` times."""
+        instructions = self._computations[computation]
+        for name, one in instructions.items():
+            if one.operation == "while":
+                trips = self._unknown_trips if one.trips is None else one.trips
+                if trips is None:
+                    raise ValueError(f"the number of iterations of {name} is unknown")
+                for called in one.called:
+                    yield from self.moved(called, times * trips)
+            elif one.operation in _BRANCHES:
+                # Of a conditional, the branch that moves least: the others are forms that hold for large keys.
+                branches = [list(self.moved(called, times)) for called in one.called]
+                yield from min(branches, key=lambda branch: sum(x.bytes for x in branch), default=[])
+            elif one.operation not in _FREE:
+                yield Moved(self._kind(one), times * self._bytes(instructions, one), name)
+
+    def _bytes(self, instructions: Computation, one: Instruction) -> int:
+        """Bytes that an instruction reads and writes, once."""
+        operands = [instructions.get(name) for name in one.operands]
+        if one.operation == "copy-start":  # its results are the copy, the original, and a number
+            return sum(x.bytes for x in one.arrays[:2] if not x.on_chip)
+        if one.operation == "fusion":
+            return self._fused(one, operands)
+        # Only a slice of the first operand is read or replaced.
+        if one.operation in _SLICES:
+            return 2 * _far(one) + (sum(map(_far, operands[1:])) if one.operation == "gather" else 0)
+        if one.operation == "dynamic-update-slice":
+            return 2 * _far(operands[1])
+        # The result of a product by cuBLAS comes with a workspace, which does not count.
+        written = one.arrays[0].bytes if "cublas" in one.target else _far(one)
+        return written + sum(map(_far, operands))
+
+    def _fused(self, one: Instruction, operands: list[Instruction | None]) -> int:
+        """Of each operand of a fusion what its users take, and the results."""
+        inside = self._computations[one.called[0]]
+        read = 0
+        for name, instruction in inside.items():
+            if instruction.operation == "parameter" and instruction.index is not None:
+                read += min(self._taken(inside, name), _far(operands[instruction.index]))
+        root = next(x for x in inside.values() if x.is_root)
+        results = [inside[name] for name in root.operands] if root.operation == "tuple" else [root]
+        pairs = zip(one.arrays, results, strict=False)
+        return read + sum(min(self._written(inside, x), array.bytes) for array, x in pairs if not array.on_chip)
+
+    def _taken(self, inside: Computation, name: str) -> int:
+        """Bytes of an array that its users in a fusion read; all of them, if any user does or it is the result."""
+        whole, parts = inside[name].bytes, 0
+        if inside[name].is_root:
+            return whole
+        for user_name, user in inside.items():
+            if name not in user.operands:
+                continue
+            if user.operation in _VIEWS:
+                parts += self._taken(inside, user_name)
+            elif user.operation in _SLICES and user.operands[0] == name:
+                parts += user.bytes
+            elif user.operation == "fusion":
+                nested, at = self._computations[user.called[0]], user.operands.index(name)
+                parameters = (key for key, x in nested.items() if x.operation == "parameter" and x.index == at)
+                parts += sum(self._taken(nested, key) for key in parameters)
+            elif user.operation != "dynamic-update-slice" or user.operands[0] != name:  # that replaces a part in place
+                return whole
+        return min(parts, whole)
+
+    def _written(self, inside: Computation, result: Instruction) -> int:
+        """Bytes of a result that are written; of an array of which a slice is replaced, the slice."""
+        if result.operation in _VIEWS:
+            return self._written(inside, inside[result.operands[0]])
+        if result.operation == "dynamic-update-slice":
+            return inside[result.operands[1]].bytes
+        if result.operation == "fusion":
+            nested = self._computations[result.called[0]]
+            return self._written(nested, next(x for x in nested.values() if x.is_root))
+        return result.bytes
+
+    def _kind(self, one: Instruction) -> str:
+        if one.operation.removesuffix("-start") in collectives.KINDS:
+            return "collectives"
+        if one.operation in _PRODUCTS or "cublas" in one.target:
             return "products"
-        return "copies" if operations <= _MOVES else "elementwise"
-    return "copies" if one.operation in _MOVING else "elementwise"
+        if one.operation == "custom-call":
+            return "kernels"
+        if one.operation == "fusion":
+            operations = set(self._operations(one.called[0]))
+            return "products" if operations & _PRODUCTS else "copies" if operations <= _MOVES else "elementwise"
+        return "copies" if one.operation.removesuffix("-start") in _MOVING else "elementwise"
+
+    def _operations(self, computation: str) -> Iterator[str]:
+        """The operations of a fusion, without those that compute an index."""
+        for one in self._computations[computation].values():
+            if one.bytes > _SMALL:
+                yield one.operation
+            for called in one.called if one.operation == "fusion" else ():
+                yield from self._operations(called)
 
 
-def _operations(program: _Program, name: str):
-    for one in program.computations[name].values():
-        if one.bytes > _SMALL:
-            yield one.operation
-        for called in one.called if one.operation == "fusion" else ():
-            yield from _operations(program, called)
-
-
-def _far(one: Instruction) -> int:
-    """Bytes of the results that are in the device's memory."""
-    return sum(x.bytes for x in one.arrays if not x.on_chip)
+def _far(one: Instruction | None) -> int:
+    """Bytes of an instruction's results that are in the device's memory."""
+    return sum(x.bytes for x in one.arrays if not x.on_chip) if one else 0

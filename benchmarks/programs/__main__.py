@@ -110,10 +110,11 @@ def main(argv: list[str]) -> None:
         config = model_config(arguments.config, word, overrides, arguments.length, arguments.tokens)
         line, text = measure(config, arguments.chip)
         lines.put({"config": arguments.config, "model": word, "chip": arguments.chip} | line | about)
+        a_token = line["moved_bytes"] / line["tokens_a_step"] / 1e3
         print(
-            f"{word}: {line['peak_bytes'] / 1e9:.1f} GB, moves {line['moved_bytes'] / 1e9:.0f} GB, "
-            f"{line['moved_bytes'] / line['tokens_a_step'] / 1e3:.0f} KB a token: {line['least_ms_bytes']:.0f} ms at the "
-            f"memory's rate; {line['least_ms_flops']:.0f} ms at the peak of the products",
+            f"{word}: {line['peak_bytes'] / 1e9:.1f} GB, moves {line['moved_bytes'] / 1e9:.0f} GB, {a_token:.0f} KB a "
+            f"token: {line['least_ms_bytes']:.0f} ms at the memory's rate, {line['least_ms_flops']:.0f} ms at the peak "
+            f"of the products",
             flush=True,
         )
         if arguments.text:

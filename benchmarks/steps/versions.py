@@ -1,4 +1,4 @@
-"""Times a training step of an older commit against that of this checkout, in turns: has a change made any family slower?
+"""Times a training step of an older commit against that of this checkout, in turns: is any family slower?
 
     python -m benchmarks.steps.versions --before=COMMIT --families="flash mamba2" --out=runs/versions.jsonl
 
