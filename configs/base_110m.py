@@ -71,7 +71,12 @@ PRESETS = {
 }
 
 
+# Those whose microbatch fits a GPU of 80 GB without computing anything again (docs/scaling.md).
+WITHOUT_REMAT = {"flash", "transformer_plus_plus", "mamba2", "gated_deltanet", "gla"}
+
+
 def get_config(name: str) -> ConfigDict:
     config = flash_base.get_config()
+    config.model.remat = "none" if name in WITHOUT_REMAT else "products"
     config.update_from_flattened_dict(PRESETS[name])
     return config

@@ -11,13 +11,14 @@ from ml_collections import ConfigDict
 from flash_lm.configs import base
 
 PRESETS = {
-    "transformer_plus_plus": {"model.family": "transformer_plus_plus"},
+    # The first two fit a GPU of 80 GB without computing anything again (docs/scaling.md).
+    "transformer_plus_plus": {"model.family": "transformer_plus_plus", "model.remat": "none"},
     # 48 gated attention units with chunks of 256.
-    "flash": {"model.family": "flash", "model.gau.shared_dim": 128, "model.chunks.size": 256},
+    "flash": {"model.family": "flash", "model.gau.shared_dim": 128, "model.chunks.size": 256, "model.remat": "none"},
     # Heads of 256, as published, and an MLP of twice the width.
     "retnet": {"model.family": "retnet", "model.num_heads": 4, "model.mlp_dim": 2048},
-    # 48 units with states of 128, as published.
-    "mamba2": {"model.family": "mamba2", "model.ssd.state_dim": 128},
+    # 48 units with states of 128, as published, and chunks as long.
+    "mamba2": {"model.family": "mamba2", "model.ssd.state_dim": 128, "model.ssd.chunk_size": 128},
     # 21 layers with three heads, of 256 for the keys.
     "gated_deltanet": {"model.family": "gated_deltanet", "model.num_layers": 21, "model.num_heads": 3},
     # Four heads, as published.
