@@ -91,6 +91,8 @@ def test_every_key_that_differs_from_its_default_identifies_a_run():
     # Slices of the loss change rounding alone; before their size was open, it was 1024.
     assert identifying_keys(flat | {"train.loss_chunk": 1024}) == {}
     assert identifying_keys(flat | {"train.loss_chunk": 64}) == {"train.loss_chunk": 64}
+    assert identifying_keys(flat | {"model.scan_layers": True}) == {}
+    assert identifying_keys(flat | {"model.scan_layers": False}) == {"model.scan_layers": False}
     assert identifying_keys({"of.a.plugin": 1}) == {"of.a.plugin": 1}
 
 

@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AbstractDevice, AbstractMesh
 from oracles import families as oracle_families
 
 from flash_lm import build_model
+from flash_lm.config.mesh import MESH_AXES
 from flash_lm.families.family import FAMILIES
+from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.ops import blocked_attention
 from models.cases import (
     FORM,
@@ -21,6 +24,7 @@ from models.cases import (
     assert_close,
     assert_trees_close,
     case,
+    model_config,
     real_tokens,
     standard,
     standard_segment_ids,
@@ -106,6 +110,20 @@ def test_unrolled_layers_are_unrolled():
         model = case("transformer", True, scan_layers=scan_layers)
         text = model.logits.lower(model.params, tokens()).compile().as_text()
         assert ("while(" in text) == scan_layers
+
+
+@pytest.mark.parametrize(
+    ("platform", "keys", "unrolled"),
+    [("gpu", {}, True), ("tpu", {}, False), ("gpu", {"scan_layers": True}, False), ("gpu", {"num_layers": 33}, False)],
+)
+def test_open_layers_are_unrolled_on_a_gpu(platform, keys, unrolled):
+    """Up to 32 of them; without the key it is as if it were set."""
+    model = build_model(model_config("transformer", True, vocab_size=11, **keys), rngs=nnx.Rngs(0))
+    chip = AbstractDevice(f"a {platform}", 1, platform)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 1), MESH_AXES, abstract_device=chip)):
+        program = jax.make_jaxpr(lambda tokens: model.features(ModelInputs(tokens)))(jnp.zeros((1, 4), jnp.int32))
+    (layers,) = [x for x in program.jaxpr.eqns if x.primitive.name == "scan"]
+    assert layers.params["unroll"] == (layers.params["length"] if unrolled else 1)
 
 
 @each_trunk
