@@ -158,9 +158,9 @@ def _silu_of_sum(x_BxLxE: jax.Array, bias_E: jax.Array) -> jax.Array:
 @jax.checkpoint
 def _gated_sum(mixed_BxLxE: jax.Array, value_BxLxE: jax.Array, skip_BxLxH: jax.Array, gate_BxLxE: jax.Array):
     """(y + d ⊙ x) ⊙ silu(z), computed in float32; dtype of y."""
-    of_heads = lambda x: x.astype(jnp.float32).reshape(*x.shape[:2], skip_BxLxH.shape[-1], -1)
-    y = of_heads(mixed_BxLxE) + of_heads(value_BxLxE) * skip_BxLxH[..., None]
-    return (y * jax.nn.silu(of_heads(gate_BxLxE))).reshape(mixed_BxLxE.shape).astype(mixed_BxLxE.dtype)
+    mixed, value, gate = (x.astype(jnp.float32) for x in (mixed_BxLxE, value_BxLxE, gate_BxLxE))
+    skip_BxLxE = jnp.repeat(skip_BxLxH, value.shape[-1] // skip_BxLxH.shape[-1], axis=-1)
+    return ((mixed + value * skip_BxLxE) * jax.nn.silu(gate)).astype(mixed_BxLxE.dtype)
 
 
 def _problems(config: ModelConfig) -> list[str]:

@@ -32,6 +32,7 @@ gpu_device_info {{
 }}
 """
 _GPUS_OF_A_HOST = 8
+_CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -76,9 +77,7 @@ def _tpus(name: str, chip: Chip, count: int) -> list[Any]:
 
 
 def _gpus(name: str, chip: Chip, count: int) -> list[Any]:
-    if importlib.util.find_spec("jax_plugins.xla_cuda12") is None and not importlib.util.find_spec(
-        "jax_plugins.xla_cuda13"
-    ):
+    if not any(importlib.util.find_spec(plugin) for plugin in _CUDA_PLUGINS):
         raise InputError(f"no compiler for {name}: install it with pip install 'jax[cuda12]'")
     description = _HOPPER.format(name=chip.name, memory=chip.memory * 1e9, bandwidth=chip.bandwidth * 1e9)
     hosts = -(-count // _GPUS_OF_A_HOST)
