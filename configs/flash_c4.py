@@ -14,5 +14,6 @@ from flash_lm.configs import flash_base
 def get_config() -> ConfigDict:
     config = flash_base.get_config()
     config.task = "masked_lm"
+    config.model.remat = "products"
     config.data.update(name="allenai/c4", config="en", streaming=True)
     return config

@@ -290,16 +290,19 @@ def test_the_papers_configs_are_of_one_size():
     assert all(abs(count / 110e6 - 1) < 0.03 for count in counts.values())
 
 
-def test_recent_families_are_of_one_size_at_the_published_shapes():
+@pytest.mark.parametrize(
+    ("file", "presets", "dim", "mlp"), [("base_340m", 7, 1024, 2816), ("base_1300m", 5, 2048, 5632)]
+)
+def test_recent_families_are_of_one_size_at_the_published_shapes(file, presets, dim, mlp):
     """340M without the embeddings and the head of the larger vocabularies: here 300M and 65M."""
     counts = {}
-    for name in packaged_configs()["base_340m"]:
-        model = load_config(f"base_340m:{name}", []).model
+    for name in packaged_configs()[file]:
+        model = load_config(f"{file}:{name}", []).model
         model.vocab_size = 32000
         counts[name] = ModelFunction(complete(parse_model(model)), seed=0).parameter_count()
-    assert len(counts) == 7
+    assert len(counts) == presets
     like = counts["transformer_plus_plus"]
-    assert like == 24 * (4 * 1024**2 + 3 * 1024 * 2816 + 2 * 1024) + 1024 + 2 * 32000 * 1024
+    assert like == 24 * (4 * dim**2 + 3 * dim * mlp + 2 * dim) + dim + 2 * 32000 * dim
     assert all(abs(count / like - 1) < 0.03 for count in counts.values()), counts
 
 
@@ -443,7 +446,7 @@ def test_an_open_batch_is_the_smallest_that_the_devices_share(shape, length, acc
 def test_a_data_set_larger_than_a_run_is_streamed():
     """Otherwise all of it would be downloaded and tokenized first."""
     large = ("cerebras/SlimPajama-627B", "allenai/c4")
-    names = [name for name in CONFIGS if name.startswith("base_340m:") or name.endswith("_c4")]
+    names = [name for name in CONFIGS if name.startswith(("base_340m:", "base_1300m:")) or name.endswith("_c4")]
     assert len(names) > 5
     for name in names:
         data = read_config(name).data

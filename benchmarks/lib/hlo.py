@@ -8,7 +8,7 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _PARAMETER = re.compile(r"^\d+$")
-_OFF_CHIP = re.compile(r"S\((\d+)\)")
+_MEMORY_SPACE = re.compile(r"S\((\d+)\)")
 _CALLED = re.compile(
     r"(?:to_apply|body|condition|calls|(?:branch|called)_computations|(?:true|false)_computation)="
     r"\{?((?:%[\w.\-]+(?:, )?)+)"
@@ -134,7 +134,7 @@ def _arrays(kind: str) -> tuple[Array, ...]:
         count = 1
         for size in sizes.split(","):
             count *= int(size or 1)
-        space = _OFF_CHIP.search(layout)
+        space = _MEMORY_SPACE.search(layout)
         width = int(bits) // 8 if bits else 1 if letters == "pred" else 0
         arrays.append(Array(count * width, space is not None and space.group(1) != "0"))
     return tuple(arrays)

@@ -5,7 +5,6 @@ array of which a slice is read or replaced, only the slice counts. That is what 
 some of it.
 """
 
-import collections
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -97,6 +96,8 @@ class _Program:
             return 2 * _far(one) + (sum(map(_far, operands[1:])) if one.operation == "gather" else 0)
         if one.operation == "dynamic-update-slice":
             return 2 * _far(operands[1])
+        if one.operation == "scatter":
+            return 3 * _far(operands[-1]) + sum(map(_far, operands[1:-1]))
         # The result of a product by cuBLAS comes with a workspace, which does not count.
         written = one.arrays[0].bytes if "cublas" in one.target else _far(one)
         return written + sum(map(_far, operands))
@@ -110,7 +111,9 @@ class _Program:
                 read += min(self._taken(inside, name), _far(operands[instruction.index]))
         root = next(x for x in inside.values() if x.is_root)
         results = [inside[name] for name in root.operands] if root.operation == "tuple" else [root]
-        pairs = zip(one.arrays, results, strict=False)
+        if len(results) != len(one.arrays):  # several reductions at once
+            return read + _far(one)
+        pairs = zip(one.arrays, results, strict=True)
         return read + sum(min(self._written(inside, x), array.bytes) for array, x in pairs if not array.on_chip)
 
     def _taken(self, inside: Computation, name: str) -> int:

@@ -5,7 +5,7 @@
         --out=benchmarks/programs/results/h200.jsonl --config.model.remat=none
 
 A model is a preset of --config, and perhaps keys: mamba2+ssd.chunk_size=256. Without --length and --tokens it has the
-batch and the microbatches of its preset. One line each, which replaces that of an older run: bytes of state and
+batch and the microbatches of its preset. One line each in a file that replaces that of an older run: bytes of state and
 temporary arrays, and bytes that the step reads from and writes to the device's memory, by kind of work.
 """
 
@@ -66,9 +66,10 @@ def measure(config: Config, chip: str) -> tuple[Line, str]:
         program: Any = compile_for(lower_step(setup), devices[0])
     memory, text = program.memory_analysis(), program.as_text()
     tokens, length = config.data.tokens_per_batch, config.data.length
-    # If few tokens are targets, the number of slices of the loss depends on the data: all of them.
+    # If few tokens are targets, the number of slices of a microbatch's loss depends on the data: all of them.
     chunk = config.train.loss_chunk or slice_tokens(setup.model.config.vocab_size, few_targets=True)
-    moved = count_moved_bytes(text, unknown_trips=-(-tokens // chunk))
+    slices = -(-tokens // config.train.accumulate // chunk) if config.few_targets else None
+    moved = count_moved_bytes(text, unknown_trips=slices)
     flops = training_flops(setup.model.abstract, tokens, length)
     seconds = {"flops": flops / CHIPS[chip].peaks[config.model.dtype] / 1e12}
     seconds["bytes"] = sum(moved.values()) / CHIPS[chip].bandwidth / 1e9

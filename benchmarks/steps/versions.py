@@ -50,7 +50,10 @@ def ask(process: subprocess.Popen[str]) -> float:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("\n")
     process.stdin.flush()
-    return float(process.stdout.readline().split()[1])
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("a version's process ended")
+    return float(line.split()[1])
 
 
 def compare(checkouts: dict[str, pathlib.Path], core: int, rounds: int, *arguments: str) -> dict[str, float]:
@@ -81,6 +84,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, type=pathlib.Path)
     arguments = parser.parse_args(argv)
     about, lines = machine(), CellLines(arguments.out, "family")
+    older = ["git", "-C", str(ROOT), "rev-parse", "--short=12", arguments.before]
+    commit = subprocess.run(older, check=True, capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         before = pathlib.Path(folder) / "before"
         git = ["git", "-C", str(ROOT), "worktree"]
@@ -91,7 +96,7 @@ def main(argv: list[str]) -> None:
                 seconds = compare({"before": before, "now": ROOT}, arguments.core, arguments.rounds, *shape)
                 line = {
                     "family": family,
-                    "before": arguments.before,
+                    "before": commit,
                     "length": arguments.length,
                     "tokens_per_step": arguments.tokens_per_step,
                     "rounds": arguments.rounds,

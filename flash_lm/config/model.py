@@ -134,7 +134,7 @@ class ModelConfig(Group, name="model"):
     scan_layers: bool = key(
         None,
         "one compiled layer, scanned; false unrolls: slower to compile, but nothing is copied for the derivative; "
-        "open: unrolled on a GPU up to 32 layers or repetitions of model.pattern, else scanned",
+        "open: unrolled on a GPU up to 32 layers, else scanned",
         same=(True,),
     )
     remat: str = key(

@@ -162,4 +162,4 @@ class LayerStack(nnx.Module):
             return self.config.scan_layers
         # A GPU's libraries for products cannot write into what a scan keeps for its derivative, nor read from it, so
         # all of it is copied, a third of a step's bytes. A TPU's products can.
-        return target_platform() != "gpu" or self.num_blocks > _MOST_UNROLLED
+        return target_platform() != "gpu" or self.config.num_layers > _MOST_UNROLLED

@@ -64,6 +64,6 @@ def masked_softmax(scores: jax.Array, visible: jax.Array, divisor: jax.Array) ->
     return exponentials / jnp.where(total > 0, total, 1)
 
 
-# name -> (scores (..., L, M) float32, visible (..., L, M), divisor (..., L, 1)) -> weights (..., L, M) float32
+# name -> (scores (..., L, M), visible (..., L, M), divisor (..., L, 1)) -> weights (..., L, M) float32
 ATTENTION_FUNCTIONS = {name: _over_visible(each.function) for name, each in ELEMENTWISE.items()}
 ATTENTION_FUNCTIONS["softmax"] = masked_softmax

@@ -223,7 +223,7 @@ def _sum(
         denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
         log_z_PxN = jnp.log(denominator_PxNx1[..., 0]) + top_PxNx1[..., 0]
-        # Loss and penalties, weighted; a token of weight 0 may have NaN features.
+        # Loss and penalties, weighted; the value allows NaN features at weight 0, the gradient of the table does not.
         weighted = lambda x_PxN: jnp.where(weights_PxN > 0, x_PxN * weights_PxN, 0).sum(axis=1)
         total_P += weighted(log_z_PxN - target_logit_PxN)
         if z_loss:

@@ -3,8 +3,9 @@
 Chunkwise form (ibid., section 3.3): the new values of a chunk, v′ = T β (v − e^b k S), solves a triangular system,
 T⁻¹ = I + tril(β k kᵀ ⊙ e^(b_i − b_j), −1), with b the running sum of g and S the sum that enters the chunk; then the
 chunk is that of a decayed sum of v′. The system is solved by substitution: for equal keys and β = 1 powers of its
-matrix exceed float32, while T holds only 0 and ±1. Chunks follow each other in a loop. The system, its solution and the
-state are float32, operands of products have the dtype of the values, and all start again with each document.
+matrix exceed float32, while T holds only 0 and ±1. Chunks follow each other in a loop. The system, its inverse
+while it is computed, and the state are float32; operands of products have the dtype of the values; all start again with
+each document.
 """
 
 from typing import NamedTuple

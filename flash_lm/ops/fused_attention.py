@@ -101,7 +101,7 @@ def problem(
     try:
         # The library checks shapes, dtype and device as it is traced, and cuDNN itself as it is compiled.
         jax.eval_shape(_trial(implementation, trains), *jax.tree.unflatten(tree, shapes))
-        if jax.devices()[0].platform == jax.default_backend() != "cpu":
+        if jax.devices()[0].platform == target_platform() != "cpu":
             _compile(implementation, trains, tuple(shapes), tree)
     except Exception as error:  # a library may raise anything
         return " ".join(str(error).split())[:_LONGEST] or type(error).__name__

@@ -1,8 +1,8 @@
 """Linear attention: φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k) ("Transformers are RNNs", Katharopoulos et al. 2020, eq. 5–12).
 
 Chunkwise form: the state of the chunks before that of the query, and pairs inside the chunk. A column of ones
-beside the values makes the denominator one more value. Features have the dtype of the values, states too where they are
-read, and all sums are float32, numerators and denominators among them.
+beside the values makes the denominator one more value. Features and the states of chunks have the dtype of the values;
+numerators and denominators, and all accumulators, are float32.
 """
 
 import jax

@@ -43,7 +43,7 @@ def _product(a, b, transpose_a: bool, transpose_b: bool, dtype: jnp.dtype) -> ja
 
 
 def _half_product(a, b, transpose_a: bool, transpose_b: bool, dtype: jnp.dtype) -> jax.Array:
-    # Accumulators are float32 also where the result is not: no library for an accelerator has others.
+    # Accumulators are float32 also where the result is not; cuBLAS may round the parts of a long sum that it splits.
     contract = ((1 if transpose_a else 2,), (2 if transpose_b else 1,))
     return jax.lax.dot_general(a, b, (contract, ((0,), (0,))), preferred_element_type=dtype)
 

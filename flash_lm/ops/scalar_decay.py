@@ -7,6 +7,7 @@ document: by masks, not by a g of −∞, whose differences are NaN. No denomina
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from flash_lm.ops.kernels.chunks import attend_in_chunks
 from flash_lm.ops.kernels.programs import Form
 from flash_lm.ops.log_decay import Running, decay_between, running
 from flash_lm.ops.matmul import matmul, sum_axis
+from flash_lm.ops.target import target_platform
 from flash_lm.ops.visibility import KeySpan
 
 
@@ -63,7 +65,8 @@ def decayed_sums(
     # Outputs are the pairs inside the chunk plus the state of the chunks before; bidirectional: also of those after.
     row, length = _Chunks.of(q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, log_decay_BxHxL, runs_BxL, chunk_size), v_BxHxLxE.shape[2]
     dtype = v_BxHxLxE.dtype
-    out = row.reading(row.from_before(None, dtype), dtype)
+    before = _again(lambda row: row.from_before(None, dtype))(row)
+    out = _again(lambda row, before: row.reading(before, dtype))(row, before)
     if kernel is not None:
         inside = _inside_by_kernel(kernel, q_BxHxLxK, k_BxHxLxK, v_BxHxLxE, row.sums, runs_BxL, chunk_size)
         return (head_rows(out, length) + inside).astype(inside.dtype)
@@ -117,6 +120,11 @@ def step_decayed(
     state = jnp.exp(log_decay_BxHx1.astype(jnp.float32))[..., None] * state + jnp.swapaxes(k, 2, 3) * v
     q = jnp.broadcast_to(q, (*state.shape[:2], *q.shape[2:]))
     return matmul(q, state).astype(v_BxHx1xE.dtype), state
+
+
+def _again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function whose derivative computes its intermediate results again: on a CPU that would take longer."""
+    return function if target_platform() == "cpu" else jax.checkpoint(function)
 
 
 class _Chunks(NamedTuple):

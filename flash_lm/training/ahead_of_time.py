@@ -3,8 +3,8 @@
 That of a TPU is in the package libtpu, that of an NVIDIA GPU in JAX's CUDA plugin. Programs can be read, not run.
 """
 
+import glob
 import importlib.util
-import math
 import os
 from typing import Any
 
@@ -32,6 +32,7 @@ gpu_device_info {{
 }}
 """
 _GPUS_OF_A_HOST = 8
+_TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")  # of a host that has TPUs
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -65,15 +66,32 @@ def compile_for(lowered: jax.stages.Lowered, device: Any) -> jax.stages.Compiled
 def _tpus(name: str, chip: Chip, count: int) -> list[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(f"no compiler for {name}: install it with pip install libtpu")
+    shape = tpu_shape(count)
+    if shape is None:
+        raise InputError(
+            f"{count} x {name} are no slice: give a power of two, such as {name}:{1 << count.bit_length()}"
+        )
     # Without a TPU it would look for its metadata server, and warn that it does not know the host.
-    for variable, value in _NO_TPU.items():
-        os.environ.setdefault(variable, value)
-    # The smallest topology has four chips, in a square.
-    rows = max(2, 1 << (math.ceil(math.log2(count)) // 2))
-    columns = 2 * -(-count // (2 * rows))  # a host has two rows and two columns
-    shape = f"{rows}x{columns}" if chip.name != "v5p" else f"{rows}x{columns}x1"
-    topology = topologies.get_topology_desc(f"{chip.name}:{shape}", "tpu")
+    if not any(glob.glob(files) for files in _TPU_FILES):
+        for variable, value in _NO_TPU.items():
+            os.environ.setdefault(variable, value)
+    three = "x1" if chip.name == "v5p" else ""
+    try:
+        topology = topologies.get_topology_desc(f"{chip.name}:{shape[0]}x{shape[1]}{three}", "tpu")
+    except jax.errors.JaxRuntimeError as error:
+        raise InputError(f"libtpu has no slice of {count} x {name}: {str(error).splitlines()[0]}") from error
     return list(topology.devices)[:count]
+
+
+def tpu_shape(count: int) -> tuple[int, int] | None:
+    """Rows and columns of the smallest slice with so many chips, of which the first are used; None: there is none.
+
+    The smallest slice is a square of four. libtpu ends the process for a part of a larger one.
+    """
+    if count & (count - 1):
+        return None
+    rows = max(2, 1 << (count.bit_length() - 1) // 2)
+    return rows, max(2, count // rows)
 
 
 def _gpus(name: str, chip: Chip, count: int) -> list[Any]:

@@ -167,13 +167,22 @@ def parse_target(text: str) -> Target:
         raise InputError(f"--plan={text}: give CHIP{colon}COUNT with a positive number of devices, such as {name}:8")
     count, fraction = int(number), 1.0
     if not name.startswith("TPU"):
-        fraction = float(os.environ.get(_GPU_FRACTION, _GPU_DEFAULT))
+        fraction = _gpu_fraction()
     devices, why = (), ""
     try:
         devices = tuple(chip_devices(name, count))
     except InputError as error:
         why = str(error)
     return Target(name, count, devices, False, CHIPS[name].memory * 1e9 * fraction, fraction, why)
+
+
+def _gpu_fraction() -> float:
+    """The share of a GPU's memory that JAX takes."""
+    text = os.environ.get(_GPU_FRACTION, str(_GPU_DEFAULT))
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{_GPU_FRACTION}={text} must be a number, such as {_GPU_DEFAULT}") from None
 
 
 def _this_machine() -> Target:

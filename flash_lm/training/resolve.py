@@ -32,6 +32,7 @@ _CHANGEABLE = (
     "model.kernels",
     "model.state_dtype",
     "model.quadratic.",
+    "model.ssd.chunk_size",
     "data.path",  # the content is checked
     "data.cache_dir",
     "train.loss_chunk",

@@ -47,6 +47,24 @@ def no_compiler(monkeypatch):
     monkeypatch.setattr(ahead_of_time.importlib.util, "find_spec", lambda name: None)
 
 
+@pytest.mark.parametrize(
+    ("count", "shape"),
+    [
+        (1, (2, 2)),
+        (2, (2, 2)),
+        (4, (2, 2)),
+        (8, (2, 4)),
+        (16, (4, 4)),
+        (64, (8, 8)),
+        (256, (16, 16)),
+        (6, None),
+        (12, None),
+    ],
+)
+def test_slices_of_tpus(count, shape):
+    assert ahead_of_time.tpu_shape(count) == shape
+
+
 @pytest.fixture
 def command(monkeypatch, tmp_path, capsys):
     """Runs `train` with these words in an empty folder; returns its output, and checks that nothing was written."""

@@ -9,7 +9,7 @@ Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to fifteen min
 
 from ml_collections import ConfigDict
 
-from flash_lm.configs import flash_base, quickstart
+from flash_lm.configs import base_110m, flash_base, quickstart
 from flash_lm.families.family import families_with_form
 
 TITLE = "Every family at one size"
@@ -28,7 +28,11 @@ def get_config(scale: str = "paper") -> ConfigDict:
 
 def get_runs(scale: str = "paper") -> dict[str, dict]:
     others = [family for family in families_with_form(causal=True) if family != BASELINE]
-    return {family: {"model.family": family} for family in (BASELINE, *others)}  # the first is the baseline
+    runs = {family: {"model.family": family} for family in (BASELINE, *others)}  # the first is the baseline
+    if scale == "paper":
+        for family, keys in runs.items():
+            keys["model.remat"] = base_110m.get_config(family).model.remat
+    return runs
 
 
 def get_figures(scale: str = "paper") -> dict[str, float]:
