@@ -16,11 +16,21 @@ PRESETS = {
     # 48 gated attention units with chunks of 256.
     "flash": {"model.family": "flash", "model.gau.shared_dim": 128, "model.chunks.size": 256},
     # 48 units with states of 128, as published, and chunks as long.
-    "mamba2": {"model.family": "mamba2", "model.ssd.state_dim": 128, "model.ssd.chunk_size": 128},
+    "mamba2": {
+        "model.family": "mamba2",
+        "model.ssd.state_dim": 128,
+        "model.ssd.chunk_size": 128,
+        "model.remat": "full",
+    },
     # 21 layers with six heads, of 256 for the keys.
-    "gated_deltanet": {"model.family": "gated_deltanet", "model.num_layers": 21, "model.num_heads": 6},
-    # Four heads, as published.
-    "gla": {"model.family": "gla", "model.num_heads": 4},
+    "gated_deltanet": {
+        "model.family": "gated_deltanet",
+        "model.num_layers": 21,
+        "model.num_heads": 6,
+        "model.remat": "full",
+    },
+    # Four heads, as published. Its chunks are short, and so their states many: half as many sequences at a time.
+    "gla": {"model.family": "gla", "model.num_heads": 4, "model.remat": "full", "train.accumulate": 256},
 }
 
 

@@ -50,8 +50,8 @@ class BareStep:
     def __init__(self, config: Config):
         """Compiles the step; allocates no large arrays. `config`: from `complete_config`."""
         self.config = config
-        packing = {"packed": config.data.packed, "few_targets": config.few_targets}
-        model = ModelFunction(config.model, config.seed, **packing)
+        packed, few_targets = config.data.packed, config.few_targets
+        model = ModelFunction(config.model, config.seed, packed=packed, few_targets=few_targets)
         optimizer = make_optimizer(config.train, model.traits())
         self.parameters = model.parameter_count()
         tokens = config.data.batch_size * config.data.length

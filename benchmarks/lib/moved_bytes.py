@@ -11,7 +11,7 @@ from typing import NamedTuple
 from benchmarks.lib import collectives
 from benchmarks.lib.hlo import Computation, Instruction, parse_program
 
-KINDS = ("products", "elementwise", "copies", "kernels", "collectives")
+KINDS: tuple[str, ...] = ("products", "elementwise", "copies", "kernels", "collectives")
 
 # Other names of arrays, and the ends of asynchronous pairs, whose starts count.
 _FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"})

@@ -4,6 +4,7 @@ Documents are contiguous, so at most one of them crosses the start of a chunk: t
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,10 +86,11 @@ def sums_before(
         before_BxJxGxG = decay_between(before.at(lambda x: x[..., None]), earlier, before_BxJxGxG)
         in_last_run_BxJx1xG = decay_between(end.at(lambda x: x[..., None]), earlier, in_last_run_BxJx1xG)
         kept_NxJx1, until_NxJxGx1 = jnp.exp(end.total()), jnp.exp(before.total())[..., None]
-    out_NxJxGxX = _add_chunk(before_BxJxGxG, sums_NxJxGxX, sums_NxGxKxE.dtype)
+    out_NxJxGxX: Any = _add_chunk(before_BxJxGxG, sums_NxJxGxX, sums_NxGxKxE.dtype)
     # Across groups: a scan carries the state from group to group while the document goes on.
     if chunks > size or initial_NxKxE is not None:
-        group_sums_NxJxX = _add_chunk(in_last_run_BxJx1xG, sums_NxJxGxX, jnp.dtype(jnp.float32))[:, :, 0]
+        group_sums_NxJx1xX: Any = _add_chunk(in_last_run_BxJx1xG, sums_NxJxGxX, jnp.dtype(jnp.float32))
+        group_sums_NxJxX = group_sums_NxJx1xX[:, :, 0]
         goes_on_BxJ = entering_BxJxG[..., 0] == last_BxJxG[..., -1]
 
         def next_group(carry_NxX: jax.Array, group: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
