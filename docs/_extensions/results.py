@@ -40,7 +40,7 @@ Line = dict[str, Any]
 def read(path: str, where: str = "") -> list[Line]:
     """Reads the lines of a file that have these values, such as batch=16, family=flash."""
     lines = [json.loads(line) for line in (_ROOT / path).read_text(encoding="utf-8").splitlines()]
-    for field, value in (part.strip().split("=") for part in where.split(",") if part):
+    for field, value in (part.strip().split("=", 1) for part in where.split(",") if part):
         lines = [line for line in lines if str(line.get(field)) == value]
     if not lines:
         raise ExtensionError(f"{path} has no line with {where}")
