@@ -62,7 +62,7 @@ layer_norm.defvjp(_forward, _backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x_xD: jax.Array, scale_D: jax.Array, epsilon: float) -> jax.Array:
-    """X / √(mean of x² + ε) · scale over the last dimension ("Root Mean Square Layer Normalization", 2019).
+    """RMS norm x / √(mean of x² + ε) · scale over the last dimension (Zhang and Sennrich 2019).
 
     Args:
         x_xD: (…, D), any dtype.

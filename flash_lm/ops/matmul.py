@@ -32,23 +32,21 @@ def matmul(
     a_NxLxK = a_xLxK.reshape(-1, *a_xLxK.shape[-2:])
     b_NxKxM = b_xKxM.reshape(-1, *b_xKxM.shape[-2:])
     rounded = a_NxLxK.dtype == b_NxKxM.dtype and a_NxLxK.dtype.itemsize < 4
-    product = _rounded_product if rounded else _product
-    out_NxLxM = product(a_NxLxK, b_NxKxM, transpose_a, transpose_b, jnp.dtype(dtype))
+    arguments = a_NxLxK, b_NxKxM, transpose_a, transpose_b
+    # Accumulators are float32 also where the result is not; cuBLAS may round the parts of a long sum that it splits.
+    if rounded:
+        out_NxLxM = _rounded_product(*arguments, jnp.dtype(dtype))
+    else:
+        out_NxLxM = _product(*arguments, jnp.dtype(jnp.float32)).astype(dtype)
     return out_NxLxM.reshape(*leading, *out_NxLxM.shape[1:])
 
 
 def _product(a, b, transpose_a: bool, transpose_b: bool, dtype: jnp.dtype) -> jax.Array:
     contract = ((1 if transpose_a else 2,), (2 if transpose_b else 1,))
-    return jax.lax.dot_general(a, b, (contract, ((0,), (0,))), preferred_element_type=jnp.float32).astype(dtype)
-
-
-def _half_product(a, b, transpose_a: bool, transpose_b: bool, dtype: jnp.dtype) -> jax.Array:
-    # Accumulators are float32 also where the result is not; cuBLAS may round the parts of a long sum that it splits.
-    contract = ((1 if transpose_a else 2,), (2 if transpose_b else 1,))
     return jax.lax.dot_general(a, b, (contract, ((0,), (0,))), preferred_element_type=dtype)
 
 
-_rounded_product = jax.custom_vjp(_half_product, nondiff_argnums=(2, 3, 4))
+_rounded_product = jax.custom_vjp(_product, nondiff_argnums=(2, 3, 4))
 
 
 def _backward(transpose_a: bool, transpose_b: bool, dtype: jnp.dtype, kept, d_out):
@@ -56,10 +54,10 @@ def _backward(transpose_a: bool, transpose_b: bool, dtype: jnp.dtype, kept, d_ou
     d_out = d_out.astype(a.dtype)
     of_a = (b, d_out, transpose_b, True) if transpose_a else (d_out, b, False, not transpose_b)
     of_b = (d_out, a, True, transpose_a) if transpose_b else (a, d_out, not transpose_a, False)
-    return _half_product(*of_a, a.dtype), _half_product(*of_b, b.dtype)
+    return _product(*of_a, a.dtype), _product(*of_b, b.dtype)
 
 
-_rounded_product.defvjp(lambda a, b, *options: (_half_product(a, b, *options), (a, b)), _backward)
+_rounded_product.defvjp(lambda a, b, *options: (_product(a, b, *options), (a, b)), _backward)
 
 
 def sum_axis(x_xLxM: jax.Array, axis: int) -> jax.Array:

@@ -27,6 +27,10 @@ class Chip:
     bandwidth: float
     name: str | None = None
 
+    def peak_flops(self, dtype: str) -> float | None:
+        """Peak FLOP/s of products of this dtype; None: unknown."""
+        return self.peaks[dtype] * 1e12 if dtype in self.peaks else None
+
 
 # Sources: NVIDIA's data sheets of each GPU (their figures with sparsity halved); Google Cloud's TPU documentation, the
 # page of each version.
@@ -61,5 +65,4 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
         The rate; None if it is unknown.
     """
     name = find_chip(device_kind)
-    peak = CHIPS[name].peaks.get(dtype) if name else None
-    return peak and peak * 1e12
+    return CHIPS[name].peak_flops(dtype) if name else None

@@ -119,9 +119,8 @@ class Plan:
     @property
     def peak(self) -> float | None:
         """Peak rate of a device's products in FLOP/s, in the model's dtype; None: unknown."""
-        peaks = CHIPS[self.target.name].peaks if self.target.name in CHIPS else {}
-        peak = peaks.get(self.config.model.dtype)
-        return peak and peak * 1e12
+        chip = CHIPS.get(self.target.name)
+        return chip.peak_flops(self.config.model.dtype) if chip else None
 
     @property
     def flops(self) -> float:
