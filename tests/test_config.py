@@ -157,6 +157,8 @@ def test_all_impossible_values_are_reported_at_once():
         ("train", {"schedule": "step", "boundaries": (200, 200)}, "positive, increasing steps"),
         ("mesh", {"rules": (("kernel", ("fsdp", "model")),)}, "mesh axes"),
         ("mesh", {"rules": (("kernel", ("fsdp", "fsdp")),)}, "different mesh axes"),
+        ("mesh", {"rules": (("kernel", (("tensor", "fsdp"), "fsdp")),)}, "different mesh axes"),
+        ("mesh", {"rules": (("kernel", (("tensor", None),)),)}, "tuples of them"),
         ("mesh", {"rules": (("(", ("fsdp",)),)}, "pairs of a regex"),
         ("mesh", {"rules": ("kernel",)}, "pairs of a regex"),
         ("model", {"chunks.local_attention": False, "chunks.global_attention": False}, "switch one on"),

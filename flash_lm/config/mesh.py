@@ -18,14 +18,22 @@ def _sharding_rules(rules: tuple) -> str | None:
             regex, spec = rule
             if problem := regex_problem(regex):
                 why = f": its regex {problem}"
-            named = [axis for axis in spec if axis is not None]
+            named = [axis for entry in spec for axis in axes_of(entry)]
             good = isinstance(spec, tuple) and set(named) <= set(MESH_AXES) and len(set(named)) == len(named)
         except (TypeError, ValueError):
             good = False
         if not good or why:
             axes = ", ".join(MESH_AXES)
-            return f"pairs of a regex and a tuple of different mesh axes ({axes}) or None, and {rule!r:.80} is not{why}"
+            return (
+                f"pairs of a regex and a tuple of different mesh axes ({axes}), tuples of them, or None, and "
+                f"{rule!r:.80} is not{why}"
+            )
     return None
+
+
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes that shard a dimension; `entry`: of a rule's spec."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
 def _mesh_shape(x: tuple) -> str | None:
@@ -43,12 +51,13 @@ class MeshConfig:
             ("embedding", ("tensor", "fsdp")),
             ("shared/kernel", ("fsdp", None)),  # one head: splitting it would communicate scores instead of values
             ("(query|key|value|distance|gate|up|receptance|update|candidate)/kernel", ("fsdp", "tensor")),
-            ("(output|down)/kernel", ("tensor", "fsdp")),
+            # Both over inputs: XLA's TPU compiler reduces and scatters this gradient, and would all-reduce the other.
+            ("(output|down)/kernel", (("tensor", "fsdp"), None)),
             ("skip_map/kernel", ("tensor", None)),  # from what the rule for values cuts, to a number a head
             ("(query|key)_position", (None, "fsdp")),
         ),
         "the first rule whose regex is found in the parameter's path; the spec names the mesh axis of each dimension, "
-        "except the stacked layers' dimension; a matrix without a rule is sharded over fsdp, along its largest "
-        "dimension",
+        "or a tuple of axes, except the stacked layers' dimension; a matrix without a rule is sharded over fsdp, along "
+        "its largest dimension",
         _sharding_rules,
     )

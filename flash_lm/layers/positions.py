@@ -31,9 +31,9 @@ class LearnedPositions(nnx.Module):
         table = KERNEL_INITS["normal"](rngs.params(), shape, jnp.dtype(config.param_dtype))
         self.table = nnx.Param(table, positions=True)
 
-    def __call__(self, positions_BxL: jax.Array) -> jax.Array:
-        """B×L×D; a position of max_length or more gives NaN rather than a wrong vector."""
-        return self.table[...].at[positions_BxL].get(mode="fill", fill_value=jnp.nan)
+    def __call__(self, x_BxLxD: jax.Array, positions_BxL: jax.Array) -> jax.Array:
+        """Adds the positions' vectors; a position of max_length or more gives NaN rather than a wrong vector."""
+        return x_BxLxD + self.table[...].at[positions_BxL].get(mode="fill", fill_value=jnp.nan)
 
 
 class Sinusoid(nnx.Module):
@@ -43,9 +43,9 @@ class Sinusoid(nnx.Module):
         """Creates no parameters."""
         self.width = config.model_dim
 
-    def __call__(self, positions_BxL: jax.Array) -> jax.Array:
-        """B×L×D."""
-        return ops.sinusoid(positions_BxL, self.width)
+    def __call__(self, x_BxLxD: jax.Array, positions_BxL: jax.Array) -> jax.Array:
+        """Adds the sines and cosines of the positions."""
+        return x_BxLxD + ops.sinusoid(positions_BxL, self.width)
 
 
 class ScaledSinusoid(Sinusoid):
@@ -56,9 +56,12 @@ class ScaledSinusoid(Sinusoid):
         super().__init__(config, rngs=rngs)
         self.scale = nnx.Param(jnp.asarray(config.model_dim**-0.5, jnp.dtype(config.param_dtype)))
 
-    def __call__(self, positions_BxL: jax.Array) -> jax.Array:
-        """B×L×D."""
-        return super().__call__(positions_BxL) * self.scale[...].astype(jnp.float32)
+    def __call__(self, x_BxLxD: jax.Array, positions_BxL: jax.Array) -> jax.Array:
+        """Adds the scaled sines and cosines."""
+        # For each sequence, even if all have the same positions: else the gradient of the one scalar would be summed
+        # over sequences first, and devices would exchange L×D numbers.
+        table_BxLxD = jnp.broadcast_to(ops.sinusoid(positions_BxL, self.width), x_BxLxD.shape)
+        return x_BxLxD + table_BxLxD * self.scale[...].astype(jnp.float32)
 
 
 ABSOLUTE_POSITIONS = {"learned": LearnedPositions, "sinusoid": Sinusoid, "scaled_sinusoid": ScaledSinusoid}

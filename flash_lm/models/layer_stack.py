@@ -13,11 +13,12 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import common_forms, layer_configs
 from flash_lm.layers.context import Context, make_context, require_one_document
 from flash_lm.layers.norms import NORMS
-from flash_lm.layers.positions import ABSOLUTE_POSITIONS, replicate
+from flash_lm.layers.positions import ABSOLUTE_POSITIONS
 from flash_lm.models.block import Block, constrain_residual, stack
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.ops.blocked_attention import KEPT
 from flash_lm.ops.dropout import drop
+from flash_lm.ops.embedding import embed_tokens
 from flash_lm.ops.fused_attention import is_cudnn
 from flash_lm.ops.positions import rotary_table
 from flash_lm.ops.target import target_platform
@@ -100,10 +101,9 @@ class LayerStack(nnx.Module):
 
     def _embed_tokens(self, table_VxD: jax.Array, tokens_BxL: jax.Array, context: Context) -> tuple[jax.Array, Context]:
         """Embeds tokens, adds absolute positions, and computes the rotary tables once for all layers."""
-        # A token outside the vocabulary gives NaN; clamping it would silently give a wrong answer.
-        x_BxLxD = replicate(table_VxD).at[tokens_BxL].get(mode="fill", fill_value=jnp.nan)
+        x_BxLxD: Any = embed_tokens(table_VxD, tokens_BxL, self.config.dtype)
         if self.positions is not None:
-            x_BxLxD = x_BxLxD + self.positions(context.positions_BxL)
+            x_BxLxD = self.positions(x_BxLxD.astype(jnp.float32), context.positions_BxL)
         # One table per width of queries and keys: patterns may mix families.
         widths = {w for sublayer in self.layers.sublayers if (w := sublayer.rotary_width) is not None}
         tables = {

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from flash_lm.ops.gather_tokens import index_chosen
-from flash_lm.ops.on_mesh import gather_table
+from flash_lm.ops.on_mesh import gather_table, sum_parts
 from flash_lm.ops.target import target_platform
 
 _FEWEST_TOKENS = 1024  # of a slice whose size is open
@@ -87,7 +87,7 @@ def token_scores(
     """
     # Slice by slice, so that logits of all tokens never exist at once.
     slices = _Slices(weights_BxL, table_VxD.shape[0], chunk, parts, few_targets)
-    table = gather_table(table_VxD.astype(features_BxLxD.dtype))
+    table = gather_table(table_VxD, features_BxLxD.dtype)
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL))
 
     def body(i, scores):
@@ -210,7 +210,7 @@ def _sum(
     with_gradients: bool = False,
 ) -> _Sums:
     # Each device gathers the table once, before the loop: XLA would gather the part of fsdp in every slice.
-    table = gather_table(table_VxD.astype(features_BxLxD.dtype))
+    table = gather_table(table_VxD, features_BxLxD.dtype)
     cut = tuple(slices.cut(x) for x in (features_BxLxD, targets_BxL, weights_BxL.astype(jnp.float32)))
 
     def body(i, carry):
@@ -266,5 +266,5 @@ def _sum(
     # Back to the order of the batch; devices exchange the gradient of the table once.
     d_features_BxLxD = slices.join(d_features_BxGxSxD)
     d_features_BxLxD = jnp.where(weights_BxL[..., None] > 0, d_features_BxLxD, 0)
-    d_table_VxD = d_table_PxDxV.sum(axis=0).T.astype(table_VxD.dtype)
+    d_table_VxD = sum_parts(d_table_PxDxV.swapaxes(1, 2)).astype(table_VxD.dtype)
     return _Sums(total, z, smooth, (d_features_BxLxD, d_table_VxD))

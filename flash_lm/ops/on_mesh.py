@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 _ROWS, _TENSOR = ("data", "fsdp"), "tensor"
+_TABLE = _TENSOR, "fsdp"  # of V×D
 
 
 def on_mesh(function: Callable[[Any, Any], jax.Array], arrays: Any, about: Any) -> jax.Array:
@@ -36,19 +38,55 @@ def on_mesh(function: Callable[[Any, Any], jax.Array], arrays: Any, about: Any) 
     return jax.shard_map(function, in_specs=in_specs, out_specs=out, check_vma=False, mesh=mesh)(arrays, about)
 
 
-def gather_table(table_VxD: jax.Array) -> jax.Array:
-    """The table, whole on each device of a mesh but for its words, which are sharded over `tensor` if it divides V."""
+def gather_table(table_VxD: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """The table in a dtype, whole on each device of a mesh but for its words: over `tensor`, if that divides V."""
+    table_VxD = table_VxD.astype(dtype)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return table_VxD
-    words = _TENSOR if table_VxD.shape[0] % mesh.shape[_TENSOR] == 0 else None
+    # Two constraints, so that it is rounded before it is gathered.
+    words, columns = _table_axes(table_VxD.shape, mesh)
+    table_VxD = jax.lax.with_sharding_constraint(table_VxD, PartitionSpec(words, columns))
     return jax.lax.with_sharding_constraint(table_VxD, PartitionSpec(words, None))
+
+
+def sum_parts(x_PxVxD: jax.Array) -> jax.Array:
+    """Sums the gradients of a table over the parts of a batch, V×D.
+
+    If each device has one part, they exchange sums once: those over fsdp are scattered along D, so that a device keeps
+    only its columns of them, and those over data are of these columns. XLA may all-reduce the whole table otherwise.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or len(x_PxVxD) == 1 or len(x_PxVxD) != _devices(mesh):
+        return x_PxVxD.sum(axis=0)
+    words, columns = _table_axes(x_PxVxD.shape[1:], mesh)
+
+    def exchange(x_1xVxD: jax.Array) -> jax.Array:
+        if columns is None or mesh.shape[columns] == 1:
+            return jax.lax.psum(x_1xVxD[0], _ROWS)
+        x_VxD = jax.lax.psum_scatter(x_1xVxD[0], columns, scatter_dimension=1, tiled=True)
+        return jax.lax.psum(x_VxD, "data")
+
+    specs = PartitionSpec(_ROWS, words, None), PartitionSpec(words, columns)
+    return jax.shard_map(exchange, in_specs=specs[:1], out_specs=specs[1], mesh=mesh)(x_PxVxD)
+
+
+def batch_parts(batch: int) -> int:
+    """Number of equal parts into which the devices of the mesh divide so many sequences; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.gcd(batch, _devices(mesh))
 
 
 def rows_per_device(batch: int) -> int:
     """Sequences of a batch on each device."""
     mesh = jax.sharding.get_abstract_mesh()
     return batch if mesh.empty else -(-batch // _devices(mesh))
+
+
+def _table_axes(shape: tuple[int, ...], mesh: Any) -> tuple[str | None, str | None]:
+    """The axes of a table's words and columns; None: the axis does not divide them."""
+    words, columns = (axis if n % mesh.shape[axis] == 0 else None for n, axis in zip(shape, _TABLE, strict=True))
+    return words, columns
 
 
 def _devices(mesh: Any) -> int:

@@ -10,7 +10,7 @@ from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.language_model import LanguageModel
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.models.output_heads import HeadInputs
-from flash_lm.training.sharding import batch_parts
+from flash_lm.ops.on_mesh import batch_parts
 from flash_lm.training.train_state import ModelFunction, Params
 
 Batch = dict[str, jax.Array]

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from flash_lm.config.mesh import MESH_AXES, MeshConfig
+from flash_lm.config.mesh import MESH_AXES, MeshConfig, axes_of
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.layers.parameter import is_stacked, parameter_name
@@ -104,12 +104,6 @@ def round_up_rows(rows: int, mesh: Mesh) -> int:
     return -(-rows // parts) * parts
 
 
-def batch_parts(rows: int) -> int:
-    """Number of parts into which the current mesh divides a batch of this size; 1 without a mesh."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else math.gcd(rows, _num_row_shards(mesh))
-
-
 def state_shardings(
     abstract: TrainState, matrix: Any, optimizer: optax.GradientTransformation, config: MeshConfig, mesh: Mesh
 ) -> TrainState:
@@ -172,12 +166,13 @@ def _spec(
     if len(spec) > len(shape):
         problems.append(f"mesh.rules: {rule} has more dimensions than the parameter {name} of shape {shape}")
         return PartitionSpec()
-    for size, axis in zip(shape, spec, strict=False):
-        parts = mesh.shape[axis] if axis else 1
+    for size, entry in zip(shape, spec, strict=False):
+        axes = axes_of(entry)
+        parts = math.prod(mesh.shape[axis] for axis in axes)
         if size % parts:
             problems.append(
-                f"mesh axis {axis}={parts} does not divide a dimension of {size} of {name}: choose another mesh shape, "
-                f"or other mesh.rules"
+                f"mesh axis {' x '.join(axes)}={parts} does not divide a dimension of {size} of {name}: choose another "
+                f"mesh shape, or other mesh.rules"
             )
     return PartitionSpec(*spec)
 

@@ -33,6 +33,9 @@ def test_moments_are_sharded_like_parameters_from_the_start(config):
     gate = state.params["layers"]["sublayer_0"]["gate"]["kernel"]
     assert gate.sharding.spec == jax.sharding.PartitionSpec(None, "fsdp", "tensor")
     assert gate.addressable_shards[0].data.size == gate.size // 4
+    output = state.params["layers"]["sublayer_0"]["output"]["kernel"]
+    assert output.sharding.spec == jax.sharding.PartitionSpec(None, ("tensor", "fsdp"), None)
+    assert output.addressable_shards[0].data.shape == (len(output), output.shape[1] // 4, output.shape[2])
     assert state.params["embedding"].addressable_shards[0].data.size == state.params["embedding"].size // 4
     for moment in ("mu", "nu"):
         moments = optax.tree_utils.tree_get(state.opt_state, moment)
