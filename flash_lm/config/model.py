@@ -131,6 +131,12 @@ class ModelConfig(Group, name="model"):
         one_of(*DTYPES),
     )
     param_dtype: str = key("float32", "dtype of parameters", one_of(*DTYPES))
+    grad_dtype: str = key(
+        None,
+        "dtype in which devices add up their gradients of projections; those of the embedding, of gains and of offsets "
+        "are float32; open: model.dtype",
+        one_of(*DTYPES),
+    )
     scan_layers: bool = key(
         None,
         "one compiled layer, scanned; false unrolls: slower to compile, but nothing is copied for the derivative; "

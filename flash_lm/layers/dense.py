@@ -1,10 +1,13 @@
 """The linear map and the initialisers of all parameters."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config.model import ModelConfig
+from flash_lm.ops.matmul import project
 
 _NORMAL = jax.nn.initializers.normal(0.02)
 
@@ -22,14 +25,15 @@ class Dense(nnx.Module):
         """Initialises W, (inputs, outputs), as config.init says."""
         init = KERNEL_INITS[config.init]
         self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.dtype(config.param_dtype)))
+        self.grad_dtype = config.grad_dtype
 
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
         """Maps the last dimension."""
         # Folded to two dimensions: XLA's CPU backend runs the kernel's gradient, a sum over B and L, many times slower
         # when it has two dimensions to sum over.
-        kernel = self.kernel[...].astype(x_BxLxD.dtype)
-        y_NxM = x_BxLxD.reshape(-1, kernel.shape[0]) @ kernel
-        return y_NxM.reshape(*x_BxLxD.shape[:-1], kernel.shape[1])
+        inputs, outputs = self.kernel.shape
+        y_NxM: Any = project(x_BxLxD.reshape(-1, inputs), self.kernel[...], self.grad_dtype)
+        return y_NxM.reshape(*x_BxLxD.shape[:-1], outputs)
 
 
 class Output(Dense):

@@ -28,9 +28,8 @@ class ScaleOffsets(nnx.Module):
         # One source for all variants, or a source for each.
         copies = self.scale.shape[0]
         xs = [x_BxHxLxK] * copies if isinstance(x_BxHxLxK, jax.Array) else x_BxHxLxK
-        scale, offset = (p[...].astype(xs[0].dtype) for p in (self.scale, self.offset))
-        heads = 1 if scale.ndim == 2 else scale.shape[1]
-        scale, offset = (p.reshape(copies, heads, -1) for p in (scale, offset))
+        heads = 1 if self.scale.ndim == 2 else self.scale.shape[1]
+        scale, offset = (p[...].reshape(copies, heads, -1) for p in (self.scale, self.offset))
         return [scale_offset(x, scale[i], offset[i]) for i, x in enumerate(xs)]
 
 

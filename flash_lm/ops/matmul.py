@@ -1,5 +1,7 @@
 """Matrix products over folded batch dimensions, with float32 accumulators."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -58,6 +60,29 @@ def _backward(transpose_a: bool, transpose_b: bool, dtype: jnp.dtype, kept, d_ou
 
 
 _rounded_product.defvjp(lambda a, b, *options: (_product(a, b, *options), (a, b)), _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def project(x_NxK: jax.Array, kernel_KxM: jax.Array, grad_dtype: DTypeLike | None) -> jax.Array:
+    """x W, in the dtype of x.
+
+    Args:
+        x_NxK: one dimension of tokens.
+        kernel_KxM: W.
+        grad_dtype: in which the gradient of W leaves its product, and devices add up theirs; None: that of x.
+    """
+    return x_NxK @ kernel_KxM.astype(x_NxK.dtype)
+
+
+def _project_backward(grad_dtype, kept, d_NxM):
+    x_NxK, kernel_KxM = kept
+    d_x_NxK = d_NxM @ kernel_KxM.astype(d_NxM.dtype).T
+    tokens, dtype = (((0,), (0,)), ((), ())), grad_dtype or x_NxK.dtype
+    d_kernel_KxM = jax.lax.dot_general(x_NxK, d_NxM, tokens, preferred_element_type=dtype)
+    return d_x_NxK, d_kernel_KxM.astype(kernel_KxM.dtype)
+
+
+project.defvjp(lambda x, kernel, grad_dtype: (project(x, kernel, grad_dtype), (x, kernel)), _project_backward)
 
 
 def sum_axis(x_xLxM: jax.Array, axis: int) -> jax.Array:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.ops.matmul import matmul
+from flash_lm.ops.matmul import matmul, project
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])
@@ -56,3 +56,20 @@ def test_gradients_of_bfloat16_are_products_of_bfloat16(transpose_a, transpose_b
     assert len(products) >= 2
     for product in products[-2:]:
         assert {x.aval.dtype for x in (*product.invars, *product.outvars)} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("grad_dtype", ["float32", "bfloat16", None])
+def test_devices_add_up_gradients_of_a_projection_in_the_asked_dtype(grad_dtype):
+    """Each of eight devices adds 2^-9 to the gradient 1, which bfloat16 would round away."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    x = jax.device_put(jnp.full((8, 1), 2.0**-9, jnp.bfloat16).at[0].set(1), rows)
+    d_y, kernel = jax.device_put(jnp.ones((8, 3), jnp.bfloat16), rows), jnp.ones((1, 3))
+    pull = lambda x, kernel, d_y: jax.vjp(lambda *a: project(*a, grad_dtype), x, kernel)[1](d_y)
+    d_x, d_kernel = jax.jit(pull)(x, kernel, d_y)
+    assert (d_x.dtype, d_kernel.dtype) == (jnp.bfloat16, jnp.float32) and (np.asarray(d_x) == 3).all()
+    # XLA may leave out the rounding of a product, so its dtype is read from the traced program.
+    products = [x for x in jax.make_jaxpr(pull)(x, kernel, d_y).jaxpr.eqns if x.primitive.name == "dot_general"]
+    assert products[-1].outvars[0].aval.dtype == (grad_dtype or "bfloat16")
+    if grad_dtype == "float32":
+        np.testing.assert_array_equal(d_kernel, np.full((1, 3), 1 + 7 * 2.0**-9))
