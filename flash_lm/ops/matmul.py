@@ -64,7 +64,7 @@ _rounded_product.defvjp(lambda a, b, *options: (_product(a, b, *options), (a, b)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def project(x_NxK: jax.Array, kernel_KxM: jax.Array, grad_dtype: DTypeLike | None) -> jax.Array:
-    """x W, in the dtype of x.
+    """The projection x W, in the dtype of x.
 
     Args:
         x_NxK: one dimension of tokens.
