@@ -3,8 +3,7 @@
     python -m flash_lm.train --config=configs/base_1300m.py:mamba2
 
 24 layers of width 2048: the shape is that of the files named 1.3B in github.com/fla-org/flame; tokens and batch are
-those remembered of "Gated Linear Attention Transformers …" (Yang et al. 2023, section 5.1). The 128 microbatches of 8
-sequences fit a GPU of 80 GB (docs/scaling.md); with more devices set fewer: --config.train.accumulate=16 on eight.
+those remembered of "Gated Linear Attention Transformers …" (Yang et al. 2023, section 5.1).
 """
 
 from ml_collections import ConfigDict
@@ -29,8 +28,8 @@ PRESETS = {
         "model.num_heads": 6,
         "model.remat": "full",
     },
-    # Four heads, as published. Its chunks are short, and so their states many: half as many sequences at a time.
-    "gla": {"model.family": "gla", "model.num_heads": 4, "model.remat": "full", "train.accumulate": 256},
+    # Four heads, as published. Its chunks are short, and so their states many.
+    "gla": {"model.family": "gla", "model.num_heads": 4, "model.remat": "full"},
 }
 
 
@@ -38,6 +37,6 @@ def get_config(name: str) -> ConfigDict:
     config = base_340m.get_config("transformer_plus_plus")
     config.model.update(model_dim=2048, num_heads=32, mlp_dim=5632, remat="products")
     config.data.tokens_per_batch = 2**21
-    config.train.update(steps=47_700, warmup_steps=500, accumulate=128)
+    config.train.update(steps=47_700, warmup_steps=500)
     config.update_from_flattened_dict(PRESETS[name])
     return config

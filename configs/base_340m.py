@@ -50,7 +50,6 @@ def get_config(name: str) -> ConfigDict:
         learning_rate=3e-4,
         warmup_steps=1_000,
         clip=1.0,
-        accumulate=16,
         log_every=100,
         eval_every=2_000,
         eval_steps=100,

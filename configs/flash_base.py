@@ -33,7 +33,6 @@ def get_config() -> ConfigDict:
         learning_rate=7e-4,
         warmup_steps=10_000,
         clip=0.1,
-        accumulate=8,
         log_every=100,
         eval_every=5_000,
         eval_steps=100,

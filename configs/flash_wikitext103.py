@@ -16,5 +16,5 @@ def get_config() -> ConfigDict:
     config = flash_base.get_config()
     config.model.update(num_layers=8, model_dim=512, num_heads=8, max_length=512)
     config.data.update(name="Salesforce/wikitext", config="wikitext-103-v1", tokens_per_batch=2**16)
-    config.train.update(steps=50_000, warmup_steps=4_000, accumulate=2)
+    config.train.update(steps=50_000, warmup_steps=4_000)
     return config

@@ -31,7 +31,6 @@ def get_config() -> ConfigDict:
         learning_rate=3e-3,
         warmup_steps=4_000,
         weight_decay=0.5,
-        accumulate=4,
         log_every=100,
         eval_every=2_000,
         eval_steps=100,

@@ -5,8 +5,8 @@
         --out=benchmarks/programs/results/h200.jsonl --config.model.remat=none
 
 A model is a preset of --config, and perhaps keys: mamba2+ssd.chunk_size=256. Without --length and --tokens it has the
-batch and the microbatches of its preset. One line each in a file that replaces that of an older run: bytes of state and
-temporary arrays, and bytes that the step reads from and writes to the device's memory, by kind of work.
+batch of its preset, in as few microbatches as fit. One line each in a file that replaces that of an older run: bytes of
+state and temporary arrays, and bytes that the step reads from and writes to the device's memory, by kind of work.
 """
 
 import argparse
@@ -32,6 +32,8 @@ from flash_lm.runs.jsonl import Line
 from flash_lm.training.ahead_of_time import chip_devices, compile_for
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.compiled_step import lower_step, program_bytes
+from flash_lm.training.microbatches import fill_microbatches
+from flash_lm.training.plan import parse_target
 from flash_lm.training.setup import build_setup
 from flash_lm.training.sharding import make_mesh
 
@@ -44,7 +46,7 @@ def model_config(base: str, word: str, overrides: list[str], length: int | None,
         word: a preset, perhaps with keys.
         overrides: the command's.
         length: tokens of a sequence; None: the preset's.
-        tokens: of a step without microbatches; None: the preset's, with its microbatches.
+        tokens: of a step without microbatches; None: the preset's, in as few microbatches as fit.
     """
     preset, *_ = word.split("+")
     config: Any = load_config(f"{base}:{preset}", overrides)
@@ -60,15 +62,15 @@ def model_config(base: str, word: str, overrides: list[str], length: int | None,
 def measure(config: Config, chip: str) -> tuple[Line, str]:
     """Compiles the step for one chip; returns a line and the program's text."""
     devices = chip_devices(chip)
-    setup = build_setup(config, make_mesh(config.mesh, devices))
-    start = time.perf_counter()
+    setup = fill_microbatches(build_setup(config, make_mesh(config.mesh, devices)), parse_target(chip).memory)
+    config, start = setup.config, time.perf_counter()
     with jax.set_mesh(setup.mesh), recorded() as implementations:
         program: Any = compile_for(lower_step(setup), devices[0])
     memory, text = program.memory_analysis(), program.as_text()
     tokens, length = config.data.tokens_per_batch, config.data.length
     # If few tokens are targets, the number of slices of a microbatch's loss depends on the data: all of them.
     chunk = config.train.loss_chunk or slice_tokens(setup.model.config.vocab_size, few_targets=True)
-    slices = -(-tokens // config.train.accumulate // chunk) if config.few_targets else None
+    slices = -(-tokens // config.train.microbatches // chunk) if config.few_targets else None
     moved = count_moved_bytes(text, unknown_trips=slices)
     flops = training_flops(setup.model.abstract, tokens, length)
     seconds = {"flops": flops / CHIPS[chip].peaks[config.model.dtype] / 1e12}
@@ -78,7 +80,7 @@ def measure(config: Config, chip: str) -> tuple[Line, str]:
         "parameters": setup.model.parameter_count(),
         "length": length,
         "tokens_a_step": tokens,
-        "microbatches": config.train.accumulate,
+        "microbatches": config.train.microbatches,
         "dtype": config.model.dtype,
         "remat": config.model.remat,
         "temporary_bytes": memory.temp_size_in_bytes,

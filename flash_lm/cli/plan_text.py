@@ -30,7 +30,7 @@ def _model(plan: Plan) -> str:
 
 
 def _batch(plan: Plan) -> str:
-    data, count = plan.config.data, plan.config.train.accumulate
+    data, count = plan.config.data, plan.config.train.microbatches
     batch = f"{data.tokens_per_batch:,} tokens a step: {data.batch_size:,} sequences x {data.length:,}"
     return f"{batch}, in {count} microbatch{'es' if count > 1 else ''} of {plan.rows:,} a device"
 

@@ -101,7 +101,7 @@ class Config:
                 f"train.tokens={self.train.tokens} are {needed} steps, and train.steps={self.train.steps}: leave one "
                 f"open, with --config.train.steps= or --config.train.tokens="
             )
-        if self.data.batch_size and self.data.batch_size % self.train.accumulate:
+        if self.data.batch_size and self.data.batch_size % self.train.microbatches:
             sentences.append(
                 f"the batch of {self.data.batch_size} sequences (data.tokens_per_batch / data.length) cannot be split "
                 f"into train.accumulate={self.train.accumulate} microbatches"
@@ -158,6 +158,7 @@ def _batch_tokens(length: Any, mesh: Mapping[str, Any], accumulate: Any) -> Any:
     import jax  # noqa: PLC0415 (only where the key is open)
 
     shape: Any = mesh.get("shape")
+    accumulate = 1 if accumulate is None else accumulate
     if not (type(length) is type(accumulate) is int and length > 0 and accumulate > 0 and _is_shape(shape)):
         return BATCH_TOKENS  # and what is wrong is said elsewhere
     data, fsdp, _ = shape

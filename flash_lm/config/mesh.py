@@ -51,13 +51,14 @@ class MeshConfig:
             ("embedding", ("tensor", "fsdp")),
             ("shared/kernel", ("fsdp", None)),  # one head: splitting it would communicate scores instead of values
             ("(query|key|value|distance|gate|up|receptance|update|candidate)/kernel", ("fsdp", "tensor")),
-            # Both over inputs: XLA's TPU compiler reduces and scatters this gradient, and would all-reduce the other.
+            # XLA's TPU compiler reduces and scatters the gradient of the first, and all-reduces that of the second.
             ("(output|down)/kernel", (("tensor", "fsdp"), None)),
+            ("(output|down)/kernel", ("tensor", "fsdp")),
             ("skip_map/kernel", ("tensor", None)),  # from what the rule for values cuts, to a number a head
             ("(query|key)_position", (None, "fsdp")),
         ),
-        "the first rule whose regex is found in the parameter's path; the spec names the mesh axis of each dimension, "
-        "or a tuple of axes, except the stacked layers' dimension; a matrix without a rule is sharded over fsdp, along "
-        "its largest dimension",
+        "the first rule whose regex is found in the parameter's path and whose axes divide it; the spec names the mesh "
+        "axis of each dimension, or a tuple of axes, except the stacked layers' dimension; a matrix without a rule is "
+        "sharded over fsdp, along its largest dimension",
         _sharding_rules,
     )

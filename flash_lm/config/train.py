@@ -77,7 +77,12 @@ class TrainConfig(Group, name="train"):
         "(1 + step) / (10 + step) in a step; 0 = off",
         fraction,
     )
-    accumulate: int = key(1, "microbatches per step", at_least(1))
+    accumulate: int = key(
+        None,
+        "microbatches per step; open: as few as fit the memory of the devices, which a step compiled for them shows",
+        at_least(1),
+        same=(1,),
+    )
     carry_state: bool = key(
         False,
         "read documents in order: a sequence continues the one at its index in the previous batch, from its decode "
@@ -126,6 +131,11 @@ class TrainConfig(Group, name="train"):
         one_of("refuse", "interpolate"),
     )
     freeze: tuple = key((), "regexes of parameters, as in mesh.rules, that training leaves unchanged", _regexes)
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches per step; one as long as their number is open."""
+        return self.accumulate or 1
 
     def problems(self) -> list[str]:
         """Sentences on keys that do not go together."""

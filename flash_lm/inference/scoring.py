@@ -30,6 +30,7 @@ from flash_lm.training.train_state import ModelFunction
 
 Score = Callable[[int, int], list[dict[str, Any]]]  # (sequence length, batch size) -> results
 _log = logging.getLogger(__name__)
+_MOST_TOKENS = 1 << 15  # of a batch on each device, if training left the number of microbatches open
 
 
 def evaluate(
@@ -139,11 +140,12 @@ def _result(
 
 
 def _score_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields each length with each of its results; the number of tokens per batch is that of training.
+    """Yields each length with each of its results; a batch has the tokens of a microbatch of training.
 
     Results name the implementations that their length has got.
     """
-    batch_tokens = trained.config.data.tokens_per_batch // trained.config.train.accumulate
+    tokens, microbatches = trained.config.data.tokens_per_batch, trained.config.train.accumulate
+    batch_tokens = tokens // microbatches if microbatches else min(tokens, _MOST_TOKENS * trained.mesh.size)
     for length in lengths:
         with jax.set_mesh(trained.mesh), recorded() as implementations:
             results = score(length, max(1, batch_tokens // length))

@@ -60,8 +60,9 @@ def chip_devices(name: str, count: int = 1) -> list[Any]:
 
 
 def compile_for(lowered: jax.stages.Lowered, device: Any) -> jax.stages.Compiled:
-    """Compiles a program for such a device."""
-    return lowered.compile(GPU_OPTIONS if device.platform in ("gpu", "cuda") else None)
+    """Compiles a program for a device, of this machine or of `chip_devices`."""
+    is_absent_gpu = device.platform in ("gpu", "cuda") and device not in jax.devices()
+    return lowered.compile(GPU_OPTIONS if is_absent_gpu else None)
 
 
 def compiler(name: str | None) -> str:

@@ -138,7 +138,7 @@ class Origin:
             bound = self._experiment.model.bind(params)
             return bound.activations(rows_are_finite, ModelInputs.from_batch(microbatch), key)
 
-        count = config.train.accumulate
+        count = config.train.microbatches
         flags = jax.lax.map(activation_flags, microbatches(batch, count, config.seed, step))
         # M×(B/M) or M×layers×(B/M), and sequence r of the batch is in microbatch r mod M.
         flags = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1).reshape(*x.shape[1:-1], -1), flags)

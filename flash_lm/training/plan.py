@@ -5,9 +5,8 @@ import logging
 import math
 import os
 import pathlib
-import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -20,22 +19,20 @@ from flash_lm.models.facts import training_flops
 from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import HUB
-from flash_lm.training.ahead_of_time import chip_devices, compile_for
+from flash_lm.training.ahead_of_time import chip_devices
 from flash_lm.training.chips import CHIPS, find_chip
-from flash_lm.training.compiled_step import lower_step, program_bytes, state_bytes
+from flash_lm.training.compiled_step import state_bytes
 from flash_lm.training.device import free_memory
+from flash_lm.training.microbatches import fewest_that_fit, fill_microbatches
 from flash_lm.training.resolve import fill_from_corpus, normalize
 from flash_lm.training.resume import resolve_run
-from flash_lm.training.setup import Setup, build_setup
+from flash_lm.training.setup import build_setup
 from flash_lm.training.sharding import check_batch, make_abstract_mesh, make_mesh, mesh_shape
+from flash_lm.training.step_memory import Memory, step_memory
 
 _log = logging.getLogger(__name__)
 # JAX takes this share of a GPU's memory when it starts, and no more later.
 _GPU_FRACTION, _GPU_DEFAULT, _GPU_MOST = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75, 0.95
-# XLA's messages if a step does not fit on a TPU: bytes of the temporary arrays, or of everything.
-_TEMPORARY = re.compile(r"HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM")
-_EVERYTHING = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", re.IGNORECASE)
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,22 +58,6 @@ class Target:
     why: str = ""
 
 
-class Memory(NamedTuple):
-    """Bytes on each device.
-
-    Attributes:
-        state: of the train state: parameters, the optimizer's moments and the like.
-        temporary: of a step's other arrays; None: unknown.
-        total: of everything; None: unknown.
-        refused: whether the compiler found that the step does not fit.
-    """
-
-    state: int
-    temporary: int | None = None
-    total: int | None = None
-    refused: bool = False
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What a run will need.
@@ -100,7 +81,7 @@ class Plan:
     @property
     def rows(self) -> int:
         """Number of sequences in a microbatch of one device."""
-        return self.config.data.batch_size // (self.mesh["data"] * self.mesh["fsdp"] * self.config.train.accumulate)
+        return self.config.data.batch_size // (self.mesh["data"] * self.mesh["fsdp"] * self.config.train.microbatches)
 
     @property
     def fits(self) -> bool | None:
@@ -146,9 +127,10 @@ class Plan:
 
     def _enough_microbatches(self) -> int:
         """As many microbatches as fit, if temporary arrays shrink with them; else one a sequence."""
-        room, temporary = (self.target.memory or math.inf) - self.memory.state, self.memory.temporary or 0
-        factors = [n for n in range(1, self.rows + 1) if self.rows % n == 0]
-        return self.config.train.accumulate * next((n for n in factors if temporary / n <= room), factors[-1])
+        state, temporary = self.memory.state, self.memory.temporary or 0
+        shrunk = lambda count: Memory(state, temporary // count, state + temporary // count)
+        count, _ = fewest_that_fit(self.rows, self.target.memory or math.inf, shrunk)
+        return self.config.train.microbatches * count
 
 
 def parse_target(text: str) -> Target:
@@ -257,32 +239,9 @@ def make_plan(config: Config, target: Target) -> Plan:
         mesh = make_mesh(config.mesh, list(target.devices))
     setup = build_setup(config, mesh)
     flops = training_flops(setup.model.abstract, config.data.tokens_per_batch, config.data.length)
-    memory = step_memory(setup, target) if target.devices else Memory(state_bytes(setup))
-    return Plan(config, target, dict(mesh.shape), setup.model.parameter_count(), flops, memory)
-
-
-def step_memory(setup: Setup, target: Target) -> Memory:
-    """The memory that a step needs on each device, from the program that XLA compiles."""
-    _log.info("compiling the step for %d x %s, which may take minutes", target.count, target.name)
-    state = state_bytes(setup)
-    with jax.set_mesh(setup.mesh):
-        lowered = lower_step(setup)
-        try:
-            program = lowered.compile() if target.is_here else compile_for(lowered, target.devices[0])
-        except jax.errors.JaxRuntimeError as error:
-            if (memory := _refused(str(error), state)) is None:
-                raise
-            return memory
-    analysis: Any = program.memory_analysis()
-    return Memory(state, analysis.temp_size_in_bytes, program_bytes(program))
-
-
-def _refused(message: str, state: int) -> Memory | None:
-    """What XLA says of a step that does not fit; None: its message is about something else."""
-    if match := _TEMPORARY.search(message):
-        temporary = int(float(match[1]) * _UNITS[match[2]])
-        return Memory(state, temporary, state + temporary, refused=True)
-    if match := _EVERYTHING.search(message):
-        total = int(float(match[1]) * _UNITS[match[2]])
-        return Memory(state, max(total - state, 0), total, refused=True)
-    return None
+    memory = Memory(state_bytes(setup))
+    if target.devices:
+        _log.info("compiling the step for %d x %s, which may take minutes", target.count, target.name)
+        setup = fill_microbatches(setup, target.memory)
+        memory = step_memory(setup)
+    return Plan(setup.config, target, dict(mesh.shape), setup.model.parameter_count(), flops, memory)

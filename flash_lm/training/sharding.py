@@ -1,4 +1,4 @@
-"""The sharding policy: one mesh, and for each parameter the first rule that matches its path.
+"""The sharding policy: one mesh, and for each parameter the first rule that matches its path and divides it.
 
 A matrix without a rule is sharded over fsdp along its largest divisible dimension; a vector is replicated.
 """
@@ -56,18 +56,25 @@ def mesh_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
     return sizes
 
 
-def check_batch(mesh: Mesh, batch_size: int, accumulate: int) -> None:
-    """Checks that each microbatch divides evenly over the devices.
+def check_batch(mesh: Mesh, batch_size: int, accumulate: int | None) -> None:
+    """Checks that each microbatch divides evenly over the devices; `accumulate`: their number, None: it is open.
 
     Raises:
         InputError: it does not.
     """
-    parts = _num_row_shards(mesh) * accumulate
-    if batch_size % parts:
+    shards, count = _num_row_shards(mesh), accumulate or 1
+    if batch_size % (shards * count):
+        fewer = "leave train.accumulate open with --config.train.accumulate=, " if batch_size % shards == 0 else ""
         raise InputError(
             f"a batch of {batch_size} sequences (data.tokens_per_batch / data.length) must be a multiple of data x "
-            f"fsdp x train.accumulate = {parts}: raise --config.data.tokens_per_batch or change --config.mesh.shape"
+            f"fsdp x train.accumulate = {shards * count}: {fewer}raise --config.data.tokens_per_batch or change "
+            f"--config.mesh.shape"
         )
+
+
+def rows_per_shard(batch_size: int, mesh: Mesh) -> int:
+    """The sequences of a batch on each device."""
+    return batch_size // _num_row_shards(mesh)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -156,25 +163,30 @@ def _num_row_shards(mesh: Mesh | AbstractMesh) -> int:
 def _spec(
     path: Any, shape: tuple[int, ...], is_matrix: bool, config: MeshConfig, mesh: Mesh, problems: list[str]
 ) -> PartitionSpec:
-    """The partition spec of a parameter; adds to `problems` if its rule does not fit."""
+    """The partition spec of a parameter; adds to `problems` if it has rules and none fits."""
     name = parameter_name(path)
     # The first dimension of stacked layers is the layer, which lax.scan slices.
     stacked = (None,) if is_stacked(path) else ()
     default = _fsdp_spec(shape[len(stacked) :], mesh.shape["fsdp"]) if is_matrix else ()
-    rule = next((spec for regex, spec in config.rules if re.search(regex, name)), default)
-    spec = stacked + tuple(rule)
+    specs = [stacked + tuple(spec) for regex, spec in config.rules if re.search(regex, name)] or [stacked + default]
+    misfits = [_misfits(spec, shape, name, mesh) for spec in specs]
+    fitting = next((spec for spec, found in zip(specs, misfits, strict=True) if not found), None)
+    if fitting is None:
+        problems += misfits[0]
+    return PartitionSpec(*(fitting or ()))
+
+
+def _misfits(spec: tuple, shape: tuple[int, ...], name: str, mesh: Mesh) -> list[str]:
+    """Why a spec does not fit a parameter; empty: it does."""
     if len(spec) > len(shape):
-        problems.append(f"mesh.rules: {rule} has more dimensions than the parameter {name} of shape {shape}")
-        return PartitionSpec()
-    for size, entry in zip(shape, spec, strict=False):
-        axes = axes_of(entry)
-        parts = math.prod(mesh.shape[axis] for axis in axes)
-        if size % parts:
-            problems.append(
-                f"mesh axis {' x '.join(axes)}={parts} does not divide a dimension of {size} of {name}: choose another "
-                f"mesh shape, or other mesh.rules"
-            )
-    return PartitionSpec(*spec)
+        return [f"mesh.rules: {spec} has more dimensions than the parameter {name} of shape {shape}"]
+    parts = [(axes_of(entry), math.prod(mesh.shape[axis] for axis in axes_of(entry))) for entry in spec]
+    return [
+        f"mesh axis {' x '.join(axes)}={count} does not divide a dimension of {size} of {name}: choose another mesh "
+        f"shape, or other mesh.rules"
+        for size, (axes, count) in zip(shape, parts, strict=False)
+        if size % count
+    ]
 
 
 def _fsdp_spec(shape: tuple[int, ...], parts: int) -> tuple[str | None, ...]:

@@ -19,6 +19,7 @@ from flash_lm.runs.lost_hosts import report_lost_host
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.metrics import MetricsWriter
+from flash_lm.training.microbatches import fill_microbatches
 from flash_lm.training.nonfinite import Origin
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.resume import OpenRun, Start, find_start, open_run
@@ -82,6 +83,7 @@ def train(
         if profile:
             check_span(profile, experiment.config.train.steps)
         check_run(experiment, run, validation)
+        experiment = fill_microbatches(experiment)
         stack.enter_context(jax.set_mesh(experiment.mesh))
 
         # The start. A new run makes its folder of checkpoints only when it begins, so that a refused one leaves none.

@@ -119,11 +119,11 @@ def make_gradients(
     def gradients_of(
         params: Params, step: jax.Array, batch: Batch, carried: Carried = None
     ) -> tuple[Losses, Params, Carried]:
-        if config.accumulate == 1:
+        if config.microbatches == 1:
             (total, (penalties, carried)), gradient = loss_and_gradient(params, batch, _key(seed, step), carried)
             return (total, penalties), gradient, carried
-        batches, keys = microbatches(batch, config.accumulate, seed, step)
-        states = carried and carried.split_microbatches(config.accumulate)
+        batches, keys = microbatches(batch, config.microbatches, seed, step)
+        states = carried and carried.split_microbatches(config.microbatches)
         return _accumulate(loss_and_gradient, params, batches, keys, states)
 
     return gradients_of

@@ -28,7 +28,7 @@ def make_validation(experiment: Experiment, rows: Rows) -> Callable[[Params], di
     # The settings of both evaluators; a batch of training is scored in as many parts as it is trained in.
     config, corpus = experiment.config, experiment.corpus
     settings = config.train.loss_chunk, TASKS[config.task]
-    batch_size, parts, limit = config.data.batch_size, config.train.accumulate, config.train.eval_steps
+    batch_size, parts, limit = config.data.batch_size, config.train.microbatches, config.train.eval_steps
 
     # Documents, with a carried state.
     if config.train.carry_state:

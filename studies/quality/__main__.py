@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     config: Any = study.get_config()
     out = arguments.out
     apply_overrides(config, overrides)
-    if config.train.accumulate > 1:
+    if (config.train.accumulate or 1) > 1:
         raise InputError("the study times whole steps: leave --config.train.accumulate at 1")
     # Without --runs and --time: only the report.
     if not (arguments.runs or arguments.time):

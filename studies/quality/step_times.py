@@ -19,6 +19,7 @@ from studies.protocol.hypotheses import step_name
 from studies.quality.run import Part
 
 BLOCKED = "blocked"
+_OPEN_TOKENS = 1 << 15  # of a microbatch whose size is open
 
 
 def time_parts(
@@ -111,5 +112,10 @@ def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list
 
 def one_microbatch(config: Any) -> ConfigDict:
     """Returns the config whose step is one microbatch of this config's step."""
-    accumulate, tokens = config.train.accumulate, parse(config).data.tokens_per_batch
-    return apply_changes(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens // accumulate})
+    tokens = parse(config).data.tokens_per_batch // timed_microbatches(config)
+    return apply_changes(config, {"train.accumulate": 1, "data.tokens_per_batch": tokens})
+
+
+def timed_microbatches(config: Any) -> int:
+    """The microbatches of a step; if their number is open, so many that one has 32,768 tokens, for all runs alike."""
+    return config.train.accumulate or max(parse(config).data.tokens_per_batch // _OPEN_TOKENS, 1)

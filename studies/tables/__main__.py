@@ -30,7 +30,7 @@ from flash_lm.report.results import newest_results
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.sweeps.grid import apply_changes, check_runs, raise_failures, raise_stopped, run_study
 from flash_lm.training.interrupt import stop_on_signal
-from studies.quality.step_times import time_steps
+from studies.quality.step_times import time_steps, timed_microbatches
 from studies.tables.report import plot_quality_against_step_time, reproduction_table
 
 _HERE = pathlib.Path(__file__).parent
@@ -128,8 +128,8 @@ def main(argv: list[str]) -> None:
         print("no run has finished yet: run the same command again to continue")
         return
     # Join results, step times and the paper's figures.
-    accumulate: Any = {name: apply_changes(config, runs[name])["train"]["accumulate"] for name in runs}
-    step_s = {name: time_of[name]["microbatch_ms"] * accumulate[name] / 1000 for name in runs}
+    microbatches = {name: timed_microbatches(apply_changes(config, runs[name])) for name in runs}
+    step_s = {name: time_of[name]["microbatch_ms"] * microbatches[name] / 1000 for name in runs}
     paper = {name: {"paper": figure} for name, figure in figures.items()}
     lines = [line | time_of[line["run"]] | paper.get(line["run"], {}) for line in results]
     lines = [line | {"rated_seconds": line["step"] * step_s[line["run"]]} for line in lines]

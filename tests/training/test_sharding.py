@@ -13,7 +13,15 @@ from flash_lm.errors import InputError
 from flash_lm.training import sharding
 from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
-from flash_lm.training.sharding import batch_sharding, check_batch, check_documents, host_share, make_mesh, shard_batch
+from flash_lm.training.sharding import (
+    batch_sharding,
+    check_batch,
+    check_documents,
+    host_share,
+    make_mesh,
+    param_shardings,
+    shard_batch,
+)
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -66,6 +74,22 @@ def test_rules_that_do_not_fit_a_parameter(config):
         build_experiment(parse(config))
     assert "more dimensions than the parameter" in str(error.value)
     assert "fsdp=8 does not divide a dimension of 12" in str(error.value)
+
+
+def test_the_first_rule_that_divides_counts(config):
+    """Of 6 inputs, two devices take three each, and eight cannot."""
+    rules = parse(config).mesh
+    matrix = {"layers": {"sublayer_0": {"output": {"kernel": True}}}}
+
+    def spec(shape, inputs):
+        mesh = jax.sharding.AbstractMesh(shape, MESH_AXES)
+        abstract = {"layers": {"sublayer_0": {"output": {"kernel": jax.ShapeDtypeStruct((2, inputs, 64), "float32")}}}}
+        return param_shardings(abstract, matrix, rules, mesh)["layers"]["sublayer_0"]["output"]["kernel"].spec
+
+    assert spec((1, 4, 2), 64) == jax.sharding.PartitionSpec(None, ("tensor", "fsdp"), None)
+    assert spec((1, 4, 2), 6) == jax.sharding.PartitionSpec(None, "tensor", "fsdp")
+    with pytest.raises(InputError, match="tensor x fsdp=8 does not divide a dimension of 3"):
+        spec((1, 4, 2), 3)
 
 
 class Permuted:
