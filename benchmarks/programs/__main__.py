@@ -62,7 +62,7 @@ def model_config(base: str, word: str, overrides: list[str], length: int | None,
 def measure(config: Config, chip: str) -> tuple[Line, str]:
     """Compiles the step for one chip; returns a line and the program's text."""
     devices = chip_devices(chip)
-    setup = fill_microbatches(build_setup(config, make_mesh(config.mesh, devices)), parse_target(chip).memory)
+    setup, _ = fill_microbatches(build_setup(config, make_mesh(config.mesh, devices)), parse_target(chip).memory)
     config, start = setup.config, time.perf_counter()
     with jax.set_mesh(setup.mesh), recorded() as implementations:
         program: Any = compile_for(lower_step(setup), devices[0])

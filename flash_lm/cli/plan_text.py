@@ -32,6 +32,8 @@ def _model(plan: Plan) -> str:
 def _batch(plan: Plan) -> str:
     data, count = plan.config.data, plan.config.train.microbatches
     batch = f"{data.tokens_per_batch:,} tokens a step: {data.batch_size:,} sequences x {data.length:,}"
+    if plan.config.train.accumulate is None:
+        return f"{batch}, in as few microbatches as fit"
     return f"{batch}, in {count} microbatch{'es' if count > 1 else ''} of {plan.rows:,} a device"
 
 

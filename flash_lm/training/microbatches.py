@@ -17,8 +17,8 @@ _FEW_TOKENS = 1 << 14  # of a microbatch on a CPU, whose memory is then not aske
 _USED = 0.95  # of the memory: allocations leave gaps
 
 
-def fill_microbatches(setup: AnySetup, room: float | None = None) -> AnySetup:
-    """The setup with its number of microbatches, if that is open.
+def fill_microbatches(setup: AnySetup, room: float | None = None) -> tuple[AnySetup, Memory | None]:
+    """The setup with its number of microbatches, if that is open, and the memory of its step, if that was asked for.
 
     Args:
         setup: with devices to compile for.
@@ -28,7 +28,7 @@ def fill_microbatches(setup: AnySetup, room: float | None = None) -> AnySetup:
         InputError: the batch does not divide over the devices.
     """
     if setup.config.train.accumulate is not None:
-        return setup
+        return setup, None
     config, mesh = setup.config, setup.mesh
     check_batch(mesh, config.data.batch_size, 1)
     rows = rows_per_shard(config.data.batch_size, mesh)
@@ -36,7 +36,7 @@ def fill_microbatches(setup: AnySetup, room: float | None = None) -> AnySetup:
     if room is None and not (on_cpu and rows * config.data.length <= _FEW_TOKENS):
         room = _free_of_each(len(mesh.local_devices) if on_cpu else 1)
     if room is None or rows == 1:  # nothing is known, little is needed, or nothing can be chosen
-        return _with(setup, 1)
+        return _with(setup, 1), None
     count, memory = fewest_that_fit(rows, _USED * room, lambda count: step_memory(_with(setup, count)))
     _log.info(
         "train.accumulate is open: %d microbatch%s of %d sequences a device, which take %.1f of %.1f GB",
@@ -46,7 +46,7 @@ def fill_microbatches(setup: AnySetup, room: float | None = None) -> AnySetup:
         (memory.total or 0) / 1e9,
         room / 1e9,
     )
-    return _with(setup, count)
+    return _with(setup, count), memory
 
 
 def fewest_that_fit(rows: int, room: float, memory_of: Callable[[int], Memory]) -> tuple[int, Memory]:

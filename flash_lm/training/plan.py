@@ -242,6 +242,6 @@ def make_plan(config: Config, target: Target) -> Plan:
     memory = Memory(state_bytes(setup))
     if target.devices:
         _log.info("compiling the step for %d x %s, which may take minutes", target.count, target.name)
-        setup = fill_microbatches(setup, target.memory)
-        memory = step_memory(setup)
+        setup, memory = fill_microbatches(setup, target.memory)
+        memory = memory or step_memory(setup)
     return Plan(setup.config, target, dict(mesh.shape), setup.model.parameter_count(), flops, memory)

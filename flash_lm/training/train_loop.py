@@ -83,7 +83,7 @@ def train(
         if profile:
             check_span(profile, experiment.config.train.steps)
         check_run(experiment, run, validation)
-        experiment = fill_microbatches(experiment)
+        experiment, _ = fill_microbatches(experiment)
         stack.enter_context(jax.set_mesh(experiment.mesh))
 
         # The start. A new run makes its folder of checkpoints only when it begins, so that a refused one leaves none.

@@ -14,10 +14,11 @@ from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.models.language_model import LanguageModel
 from flash_lm.runs.run_folder import RunFolder
-from flash_lm.training import ahead_of_time, plan
+from flash_lm.training import ahead_of_time, plan, step_memory
 from flash_lm.training.chips import CHIPS
-from flash_lm.training.plan import Memory, Target, make_plan, parse_target, plan_config
+from flash_lm.training.plan import Target, make_plan, parse_target, plan_config
 from flash_lm.training.setup import build_experiment
+from flash_lm.training.step_memory import Memory
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -128,7 +129,7 @@ def test_the_lines_of_the_command(config, command, no_compiler):
     words = [x for x in override_flags(config) if "cache_dir" not in x]
     out = command("--config=quickstart", *words, "--plan=TPU v5e:4").splitlines()
     assert out[0].startswith("model        transformer_plus_plus, 1 layers x 16, ") and out[0].endswith(" parameters")
-    assert out[1] == "batch        256 tokens a step: 8 sequences x 32, in 1 microbatch of 2 a device"
+    assert out[1] == "batch        256 tokens a step: 8 sequences x 32, in as few microbatches as fit"
     assert out[2] == "run          1,000 steps, 256,000 tokens"
     assert out[4] == "devices      4 x TPU v5e; mesh: data 4 x fsdp 1 x tensor 1"
     assert out[7] == "  temporary  not known: no compiler for TPU v5e: install it with pip install libtpu"
@@ -137,7 +138,7 @@ def test_the_lines_of_the_command(config, command, no_compiler):
 
 
 def test_without_a_chip_the_devices_are_those_of_this_machine(config, run, command, monkeypatch):
-    monkeypatch.setattr(plan, "step_memory", lambda setup, target: Memory(2_000_000, 3_000_000, 5_000_000))
+    monkeypatch.setattr(plan, "step_memory", lambda setup: Memory(2_000_000, 3_000_000, 5_000_000))
     monkeypatch.setattr(plan, "free_memory", lambda: 8_000_000_000)
     words = [x for x in override_flags(config) if "cache_dir" not in x]
     out = command("--config=quickstart", *words, "--plan")
@@ -162,7 +163,7 @@ def test_a_step_that_the_compiler_refuses(config, run, monkeypatch, message, tem
     def refuse(lowered, device):
         raise jax.errors.JaxRuntimeError(message)
 
-    monkeypatch.setattr(plan, "compile_for", refuse)
+    monkeypatch.setattr(step_memory, "compile_for", refuse)
     chip = dataclasses.replace(target(), name="TPU v5e", is_here=False, memory=16e9)
     made = make_plan(plan_config(config, run, 1), chip)
     state = made.memory.state
@@ -176,7 +177,7 @@ def test_another_error_of_the_compiler_is_raised(config, run, monkeypatch):
     def fail(lowered, device):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.")
 
-    monkeypatch.setattr(plan, "compile_for", fail)
+    monkeypatch.setattr(step_memory, "compile_for", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
         make_plan(plan_config(config, run, 1), dataclasses.replace(target(), is_here=False))
 
