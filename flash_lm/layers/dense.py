@@ -1,7 +1,5 @@
 """The linear map and the initialisers of all parameters."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -32,7 +30,7 @@ class Dense(nnx.Module):
         # Folded to two dimensions: XLA's CPU backend runs the kernel's gradient, a sum over B and L, many times slower
         # when it has two dimensions to sum over.
         inputs, outputs = self.kernel.shape
-        y_NxM: Any = project(x_BxLxD.reshape(-1, inputs), self.kernel[...], self.grad_dtype)
+        y_NxM = project(x_BxLxD.reshape(-1, inputs), self.kernel[...], self.grad_dtype)
         return y_NxM.reshape(*x_BxLxD.shape[:-1], outputs)
 
 

@@ -62,7 +62,6 @@ def _backward(transpose_a: bool, transpose_b: bool, dtype: jnp.dtype, kept, d_ou
 _rounded_product.defvjp(lambda a, b, *options: (_product(a, b, *options), (a, b)), _backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def project(x_NxK: jax.Array, kernel_KxM: jax.Array, grad_dtype: DTypeLike | None) -> jax.Array:
     """The projection x W, in the dtype of x.
 
@@ -71,18 +70,31 @@ def project(x_NxK: jax.Array, kernel_KxM: jax.Array, grad_dtype: DTypeLike | Non
         kernel_KxM: W.
         grad_dtype: in which the gradient of W leaves its product, and devices add up theirs; None: that of x.
     """
+    if grad_dtype is None or jnp.dtype(grad_dtype) == x_NxK.dtype:
+        return x_NxK @ kernel_KxM.astype(x_NxK.dtype)
+    return _project(x_NxK, kernel_KxM, jnp.dtype(grad_dtype), kernel_KxM.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _project(x_NxK, kernel_KxM, grad_dtype: jnp.dtype, kernel_dtype: jnp.dtype):
+    del grad_dtype, kernel_dtype
     return x_NxK @ kernel_KxM.astype(x_NxK.dtype)
 
 
-def _project_backward(grad_dtype, kept, d_NxM):
-    x_NxK, kernel_KxM = kept
-    d_x_NxK = d_NxM @ kernel_KxM.astype(d_NxM.dtype).T
-    tokens, dtype = (((0,), (0,)), ((), ())), grad_dtype or x_NxK.dtype
-    d_kernel_KxM = jax.lax.dot_general(x_NxK, d_NxM, tokens, preferred_element_type=dtype)
-    return d_x_NxK, d_kernel_KxM.astype(kernel_KxM.dtype)
+def _project_forward(x_NxK, kernel_KxM, grad_dtype, kernel_dtype):
+    # The rounded W is kept: another rounding of it would be gathered again.
+    rounded_KxM = kernel_KxM.astype(x_NxK.dtype)
+    return x_NxK @ rounded_KxM, (x_NxK, rounded_KxM)
 
 
-project.defvjp(lambda x, kernel, grad_dtype: (project(x, kernel, grad_dtype), (x, kernel)), _project_backward)
+def _project_backward(grad_dtype, kernel_dtype, kept, d_NxM):
+    x_NxK, rounded_KxM = kept
+    d_x_NxK = jax.lax.dot_general(d_NxM, rounded_KxM, (((1,), (1,)), ((), ())))
+    d_kernel_KxM = jax.lax.dot_general(x_NxK, d_NxM, (((0,), (0,)), ((), ())), preferred_element_type=grad_dtype)
+    return d_x_NxK, d_kernel_KxM.astype(kernel_dtype)
+
+
+_project.defvjp(_project_forward, _project_backward)
 
 
 def sum_axis(x_xLxM: jax.Array, axis: int) -> jax.Array:
