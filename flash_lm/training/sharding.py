@@ -5,6 +5,7 @@ A matrix without a rule is sharded over fsdp along its largest divisible dimensi
 
 import bisect
 import dataclasses
+import logging
 import math
 import re
 from typing import Any
@@ -22,7 +23,9 @@ from flash_lm.models.decode_state import DecodeState
 from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.training.train_state import Params, TrainState
 
+_log = logging.getLogger(__name__)
 BATCH = PartitionSpec(("data", "fsdp"))
+_MOST_TENSOR = 4  # devices for which the cost of shared heads goes without saying
 _AUTO = (AxisType.Auto,) * len(MESH_AXES)
 
 
@@ -75,6 +78,26 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int | None) -> None:
 def rows_per_shard(batch_size: int, mesh: Mesh) -> int:
     """The sequences of a batch on each device."""
     return batch_size // _num_row_shards(mesh)
+
+
+def report_shared_heads(abstract: Params, heads: int, mesh: Mesh) -> None:
+    """Logs what a large tensor axis costs gated attention units, whose heads share their queries and keys.
+
+    Args:
+        abstract: shapes of the parameters.
+        heads: of a gated attention unit.
+        mesh: from `make_mesh`.
+    """
+    tensor = mesh.shape["tensor"]
+    shared = any("shared/kernel" in parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(abstract))
+    if shared and heads < tensor > _MOST_TENSOR:
+        _log.warning(
+            "mesh.shape has tensor=%d, and the queries and keys of a gated attention unit %d head%s: each device "
+            "computes their scores, and devices add up their gradients; fsdp and data cost less (docs/scaling.md)",
+            tensor,
+            heads,
+            "s" if heads > 1 else "",
+        )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -13,6 +13,7 @@ from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
 from flash_lm.errors import InputError, RunError
+from flash_lm.families.flash import GAUOptions
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.hosts import StopOfAllHosts, check_same, gather_from_hosts, is_first
 from flash_lm.runs.lost_hosts import report_lost_host
@@ -26,7 +27,7 @@ from flash_lm.training.resume import OpenRun, Start, find_start, open_run
 from flash_lm.training.run_log import RunLog, Scores
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.setup import Experiment, build_experiment
-from flash_lm.training.sharding import batch_sharding, check_batch, shard_batch
+from flash_lm.training.sharding import batch_sharding, check_batch, report_shared_heads, shard_batch
 from flash_lm.training.validation import make_validation
 
 
@@ -84,6 +85,7 @@ def train(
             check_span(profile, experiment.config.train.steps)
         check_run(experiment, run, validation)
         experiment, _ = fill_microbatches(experiment)
+        report_shared_heads(experiment.abstract.params, experiment.config.model[GAUOptions].heads, experiment.mesh)
         stack.enter_context(jax.set_mesh(experiment.mesh))
 
         # The start. A new run makes its folder of checkpoints only when it begins, so that a refused one leaves none.

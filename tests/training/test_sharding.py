@@ -20,6 +20,7 @@ from flash_lm.training.sharding import (
     host_share,
     make_mesh,
     param_shardings,
+    report_shared_heads,
     shard_batch,
 )
 
@@ -90,6 +91,16 @@ def test_the_first_rule_that_divides_counts(config):
     assert spec((1, 4, 2), 6) == jax.sharding.PartitionSpec(None, "tensor", "fsdp")
     with pytest.raises(InputError, match="tensor x fsdp=8 does not divide a dimension of 3"):
         spec((1, 4, 2), 3)
+
+
+@pytest.mark.parametrize(("tensor", "heads", "said"), [(8, 1, True), (4, 1, False), (8, 8, False)])
+def test_what_a_large_tensor_axis_costs_shared_heads_is_said(tensor, heads, said, caplog):
+    mesh = jax.sharding.AbstractMesh((1, 8 // tensor, tensor), MESH_AXES)
+    with caplog.at_level("WARNING", "flash_lm"):
+        report_shared_heads({"layers": {"sublayer_0": {"shared": {"kernel": 0}}}}, heads, mesh)
+        assert ("tensor=8" in caplog.text and "1 head:" in caplog.text) == said
+        report_shared_heads({"layers": {"sublayer_0": {"query": {"kernel": 0}}}}, heads, mesh)
+    assert len(caplog.records) == said
 
 
 class Permuted:
