@@ -268,7 +268,8 @@ def _unused_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
 
 
 def _format_changes(changes: dict[str, tuple[Any, Any]]) -> str:
-    return "; ".join(f"{key}={before} there, {now} here" for key, (before, now) in changes.items())
+    said = lambda value: "open" if value is None else value
+    return "; ".join(f"{key}={said(before)} there, {said(now)} here" for key, (before, now) in changes.items())
 
 
 def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

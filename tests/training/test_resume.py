@@ -96,7 +96,7 @@ def resolve_resumed(run: pathlib.Path, asked):
         ({"data.path": "elsewhere"}, None),
         ({"train.warmup_steps": 2, "data.length": 32}, None),  # the value of the run, given explicitly
         ({"model.aft.bias_rate": 1.0, "model.favor.features": 3, "data.shuffle_buffer": 1}, None),  # of other families
-        ({"train.accumulate": 2}, "train.accumulate=1 there, 2 here"),  # dropout draws other masks
+        ({"train.accumulate": 2}, "train.accumulate=open there, 2 here"),  # dropout draws other masks
         ({"train.steps": 20}, "train.steps=12 there, 20 here.*branch_from="),
         ({"model.chunks.size": 4}, r"model.chunks.size=8 there, 4 here\): choose another --workdir$"),
         ({"train.warmup_steps": None, "data.vocab_size": 320}, None),  # left open: as the run has it
