@@ -118,7 +118,7 @@ def test_how_softmax_is_computed_may_change(config, half_run, tmp_path):
     other = apply_changes(config, {"model.family": "transformer"})
     (run / "config.json").write_text(json.dumps(other.to_dict()))
     resolve_resumed(run, apply_changes(other, {"model.quadratic.implementation": "plain"}))
-    with pytest.raises(InputError, match="model.rotary=None there, True here"):
+    with pytest.raises(InputError, match="model.rotary=open there, True here"):
         resolve_resumed(run, apply_changes(other, {"model.rotary": True}))
 
 
