@@ -133,7 +133,7 @@ def test_a_run_from_before_a_key_is_continued(config, half_run, tmp_path):
     now = apply_changes(config, {"train.warmup_steps": None})
     goes_on = resolve_resumed(run, now)
     assert (goes_on.data.streaming, goes_on.train.decay_steps, goes_on.train.warmup_steps) == (False, None, 3)
-    with pytest.raises(InputError, match="train.decay_steps=None there, 2 here"):
+    with pytest.raises(InputError, match="train.decay_steps=open there, 2 here"):
         resolve_resumed(run, apply_changes(now, {"train.decay_steps": 2}))
 
 
