@@ -26,9 +26,10 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
-from flash_lm.training.ahead_of_time import chip_devices, compile_for, compiler
+from flash_lm.training.ahead_of_time import chip_devices, compiler
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.compiled_step import lower_step, state_bytes
+from flash_lm.training.compiler_options import compile_for
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
 

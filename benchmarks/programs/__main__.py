@@ -29,9 +29,10 @@ from flash_lm.models.facts import training_flops
 from flash_lm.ops.cross_entropy import slice_tokens
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.jsonl import Line
-from flash_lm.training.ahead_of_time import chip_devices, compile_for
+from flash_lm.training.ahead_of_time import chip_devices
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.compiled_step import lower_step, program_bytes
+from flash_lm.training.compiler_options import compile_for
 from flash_lm.training.microbatches import fill_microbatches
 from flash_lm.training.plan import parse_target
 from flash_lm.training.setup import build_setup

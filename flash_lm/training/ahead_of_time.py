@@ -15,8 +15,6 @@ from jax.experimental import topologies
 from flash_lm.errors import InputError
 from flash_lm.training.chips import CHIPS, Chip
 
-# XLA times several kernels for a product and takes the fastest, but without a device it cannot; products are cuBLAS's.
-GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 # What the compiler asks of a GPU of compute capability 9.0. Sources: NVIDIA's CUDA C++ Programming Guide, table of
 # technical specifications; number of cores, clock and L2 cache: data sheet of the H100 SXM.
 _HOPPER = """
@@ -57,12 +55,6 @@ def chip_devices(name: str, count: int = 1) -> list[Any]:
         compiled = ", ".join(key for key, row in CHIPS.items() if row.name)
         raise InputError(f"programs for {name} can be compiled only where one is; without it: {compiled}")
     return (_tpus if name.startswith("TPU") else _gpus)(name, chip, count)
-
-
-def compile_for(lowered: jax.stages.Lowered, device: Any) -> jax.stages.Compiled:
-    """Compiles a program for a device, of this machine or of `chip_devices`."""
-    is_absent_gpu = device.platform in ("gpu", "cuda") and device not in jax.devices()
-    return lowered.compile(GPU_OPTIONS if is_absent_gpu else None)
 
 
 def compiler(name: str | None) -> str:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from flash_lm.config.registry import TASKS
 from flash_lm.data.packing import empty_row
+from flash_lm.training.compiler_options import compile_for
 from flash_lm.training.forward import Batch
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Setup
@@ -63,7 +64,7 @@ class CompiledStep:
 
     def __init__(self, setup: Setup):
         """Compiles the step, or reads it from the compilation cache."""
-        self.program: Any = lower_step(setup).compile()
+        self.program: Any = compile_for(lower_step(setup), setup.mesh.devices.flat[0])
 
         # The schedule, a function of the step alone.
         schedule = learning_rate(setup.config.train)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from flash_lm.training.ahead_of_time import compile_for
 from flash_lm.training.compiled_step import lower_step, program_bytes, state_bytes
+from flash_lm.training.compiler_options import compile_for
 from flash_lm.training.setup import Setup
 
 # XLA's messages if a step does not fit on a TPU: bytes of the temporary arrays, or of everything.
