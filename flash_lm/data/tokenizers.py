@@ -26,7 +26,7 @@ from flash_lm.data.tokenizer import (
 from flash_lm.errors import InputError
 from flash_lm.runs.json_file import load_json
 
-_MODEL_FILE, _INFO_FILE = "sentencepiece.model", "kind.json"  # the first holds the model, whatever its kind
+_MODEL_FILE, LAST_FILE = "sentencepiece.model", "kind.json"  # the first holds the model, whatever its kind
 _TRAINING_THREADS = 2  # a trained model holds the number, so that another one would be another tokenizer
 
 
@@ -187,7 +187,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
     """Writes a folder that `load_tokenizer` can read."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MODEL_FILE).write_bytes(tokenizer.model_bytes())
-    (folder / _INFO_FILE).write_text(json.dumps({"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}) + "\n")
+    (folder / LAST_FILE).write_text(json.dumps({"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}) + "\n")
 
 
 def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
@@ -198,7 +198,7 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
     """
     # A folder of a user may hold anything under these names.
     try:
-        info, model = load_json(folder / _INFO_FILE), folder / _MODEL_FILE
+        info, model = load_json(folder / LAST_FILE), folder / _MODEL_FILE
         if not model.is_file():  # a pipe would wait for ever
             raise FileNotFoundError
         return _KINDS[info["kind"]](model.read_bytes())

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError
 from flash_lm.runs.json_file import parse_json
 
@@ -48,6 +49,9 @@ def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 
 def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
     """Appends lines to a JSONL file, instead of a truncated last one; creates its folder if necessary."""
+    if is_remote(path):  # nothing grows there
+        write_jsonl(path, read_lines(path) + lines)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     # A process that was killed may have left a part of a line.
     with open(path, "ab+") as file:

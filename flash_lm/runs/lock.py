@@ -1,4 +1,4 @@
-"""The lock file of a run's folder: only one process trains in it at a time."""
+"""The lock of a run's folder: only one process trains in it at a time."""
 
 import contextlib
 import fcntl
@@ -6,26 +6,57 @@ import logging
 import os
 import pathlib
 import platform
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError
 from flash_lm.runs.hosts import gather_from_hosts, is_first
+from flash_lm.runs.lease import Lease
 
 _log = logging.getLogger(__name__)
 NAME = "lock"
 
 
 @contextlib.contextmanager
-def lock_folder(workdir: pathlib.Path) -> Iterator[None]:
-    """Locks a run's folder; the system releases the lock when the process ends, even after a crash.
+def lock_folder(workdir: pathlib.Path) -> Iterator[Callable[[], None]]:
+    """Locks a run's folder: a local one by its lock file, one in an object store by a lease.
 
-    The folder is created if necessary. If nothing was written to it, it is left as it was. With several hosts, the
-    first one holds the lock.
+    If nothing was written to the folder, it is left as it was. With several hosts, the first one holds the lock.
+
+    Yields:
+        A function to call before anything is written; it raises RunError if the lock has been lost.
 
     Raises:
         InputError: on all hosts, if another process holds the lock.
     """
+    with (_lease if is_remote(workdir) else _lock_file)(workdir) as (holder, check):
+        if holder := gather_from_hosts(holder)[0]:
+            raise InputError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
+        yield check
+
+
+@contextlib.contextmanager
+def _lease(workdir: pathlib.Path) -> Iterator[tuple[str | None, Callable[[], None]]]:
+    """Takes the lease of a remote folder, and renews it; yields who holds it instead, and its check."""
+    if not is_first():
+        yield None, _nothing_to_check
+        return
+    lease = Lease(workdir / NAME)
+    holder = lease.take()
+    if holder is None:
+        threading.Thread(target=lease.keep, daemon=True).start()
+    try:
+        yield holder, lease.check
+    finally:
+        if holder is None:
+            lease.release()
+
+
+@contextlib.contextmanager
+def _lock_file(workdir: pathlib.Path) -> Iterator[tuple[str | None, Callable[[], None]]]:
+    """Locks a local folder, which is created if necessary; the system releases it when the process ends."""
     holder, file, made, empty = None, None, False, False
     # The first host takes the lock, and tells the others who holds it.
     if is_first():
@@ -34,9 +65,7 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[None]:
         file = open(workdir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
         holder = take(file)
     try:
-        if holder := gather_from_hosts(holder)[0]:
-            raise InputError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
-        yield
+        yield holder, _nothing_to_check
     finally:
         # A folder without a run is left as it was.
         if file is not None:
@@ -45,6 +74,10 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[None]:
                 if made:
                     workdir.rmdir()
             file.close()
+
+
+def _nothing_to_check() -> None:
+    """The system keeps a lock as long as the process lives."""
 
 
 def take(file: TextIO) -> str | None:

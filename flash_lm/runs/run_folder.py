@@ -25,6 +25,7 @@ from flash_lm.runs.json_file import load_json
 from flash_lm.runs.jsonl import append_jsonl, read_lines
 from flash_lm.runs.labels import NAME as LABELS
 from flash_lm.runs.provenance import config_hash
+from flash_lm.runs.storage import to_path, write_text
 
 _CONFIG, _CHANGES = "config.json", "changes.jsonl"
 _PARTIAL = f"{_CONFIG}.partial"
@@ -46,9 +47,9 @@ _NOT_IN_FINGERPRINT = (
 class RunFolder:
     """A run's folder, or an exported model's. config.json is read once, when it is first asked for."""
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: str | os.PathLike[str]):
         """Reads nothing yet."""
-        self.path = pathlib.Path(path)
+        self.path = to_path(path)
 
     def holds_run(self) -> bool:
         """Whether a run has begun in this folder.
@@ -132,8 +133,7 @@ class RunFolder:
 
     def write(self, config: ConfigDict) -> None:
         """Writes config.json atomically; the file is written once."""
-        (self.path / _PARTIAL).write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
-        os.replace(self.path / _PARTIAL, self.path / _CONFIG)
+        write_text(self.path / _CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
 
     def changes(self) -> int:
         """The number of lines of changes.jsonl, one for each resume that changed a key."""

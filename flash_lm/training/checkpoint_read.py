@@ -18,14 +18,16 @@ from typing import Any, TypeVar
 import orbax.checkpoint as ocp
 from etils import epath
 
+from flash_lm.config.addresses import is_remote
 from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.data.tokenizer import Tokenizer
-from flash_lm.data.tokenizers import load_tokenizer
+from flash_lm.data.tokenizers import LAST_FILE, load_tokenizer
 from flash_lm.errors import InputError, first_line
 from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import BEST, NEWEST, RunName
+from flash_lm.runs.storage import is_complete
 from flash_lm.training.export_folder import check_facts, read_export, read_origin
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hub import hub_name
@@ -34,6 +36,7 @@ from flash_lm.training.train_state import Params, TrainState
 _log = logging.getLogger(__name__)
 CHECKSUMS = "checksums"  # key of the facts
 ITEMS = ("state", "facts")  # folders of a checkpoint
+_COMMITTED = "commit_success.txt"
 Facts = dict[str, Any]
 Tree = dict[str, Any]  # step, params, opt_state, constants, carried and ema, or some of them
 Result = TypeVar("Result")
@@ -41,12 +44,16 @@ Result = TypeVar("Result")
 
 def checkpoint_folder(workdir: pathlib.Path) -> pathlib.Path:
     """The folder of a run's checkpoints; each is a subfolder named after its step."""
-    return workdir.absolute() / "checkpoints"
+    return (workdir if is_remote(workdir) else workdir.absolute()) / "checkpoints"
 
 
 def checkpoint_steps(workdir: pathlib.Path) -> list[int]:
     """Steps of all checkpoints, intact or not, as the first host sees them; in ascending order."""
-    names = [path.name for path in checkpoint_folder(workdir).glob("*")]
+    # In an object store Orbax writes a checkpoint in place, and this file last; it removes what has none.
+    if is_remote(workdir):
+        names = [path.parent.name for path in checkpoint_folder(workdir).glob(f"*/{_COMMITTED}")]
+    else:
+        names = [path.name for path in checkpoint_folder(workdir).glob("*")]
     return gather_from_hosts(sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)))[0]
 
 
@@ -110,7 +117,7 @@ def known_corpus(run: RunFolder, path: str | None) -> KnownCorpus | None:
     The fingerprint is left out if `path` is not the run's data.path: the corpus must then be read again.
     """
     saved_steps, folder, fingerprint = checkpoint_steps(run.path), run.path / "tokenizer", None
-    if not folder.exists():
+    if not is_complete(folder, LAST_FILE):
         return None
     for step in saved_steps if run.config.data.path == path else ():
         with contextlib.suppress(OSError, ValueError, KeyError):  # reading the checkpoint will raise the error

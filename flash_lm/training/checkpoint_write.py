@@ -18,6 +18,7 @@ from flash_lm.errors import RunError
 from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import NEWEST, RunName
+from flash_lm.runs.storage import move_folder
 from flash_lm.training import checkpoint_read
 from flash_lm.training.train_state import TrainState
 
@@ -151,8 +152,7 @@ class Checkpoints:
             while target.exists():
                 target = target.with_name(f"{target.name}-again")
             if is_first():
-                target.parent.mkdir(exist_ok=True)
-                os.replace(self._folder / str(step), target)
+                move_folder(self._folder / str(step), target)
             _log.warning("checkpoint %d moved to %s: %s", step, target, reason)
         gather_from_hosts(None)  # wait until it is done
 

@@ -4,24 +4,24 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from flash_lm.config.addresses import check_local
 from flash_lm.config.experiment import Config
 from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits
 from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.data.tokenizer import Tokenizer
-from flash_lm.data.tokenizers import save_tokenizer
+from flash_lm.data.tokenizers import LAST_FILE, save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import RunName, run_name
+from flash_lm.runs.storage import is_complete, new_folder
 from flash_lm.training import checkpoint_read
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.init_from import initial_state, parent_tokenizer
@@ -53,12 +53,14 @@ class OpenRun:
         folder_state: its contents when it was opened.
         resolved: the config to continue with.
         parent: the checkpoint that a branch starts from and its folder, if the run has no checkpoint yet.
+        check_lock: raises RunError if another process has taken the folder.
     """
 
     folder: RunFolder
     folder_state: FolderState
     resolved: Resolved
     parent: tuple[RunName, RunFolder] | None
+    check_lock: Callable[[], None] = lambda: None
 
     @property
     def newest(self) -> int | None:
@@ -85,7 +87,7 @@ class OpenRun:
         if self.newest is None and not self.folder_state.is_new:
             self.folder.check_nothing_lost()
         gather_from_hosts(None)  # wait until all hosts have read the folder
-        # Only the first host writes; the tokenizer is renamed at the end, so that it is never incomplete.
+        # Only the first host writes; an incomplete tokenizer is written again.
         if is_first():
             path = self.folder.path
             if self.folder_state.is_new:
@@ -93,29 +95,28 @@ class OpenRun:
                 self.folder.write(self.resolved.record)
             elif self.resolved.changes:
                 self.folder.record_changes({key: now for key, (_, now) in self.resolved.changes.items()})
-            if not (path / "tokenizer").exists():
-                partial = path / "tokenizer.partial"
-                save_tokenizer(tokenizer, partial)
-                os.replace(partial, path / "tokenizer")
+            if not is_complete(path / "tokenizer", LAST_FILE):
+                with new_folder(path / "tokenizer") as partial:
+                    save_tokenizer(tokenizer, partial)
         gather_from_hosts(None)
 
 
 @contextlib.contextmanager
-def open_run(workdir: pathlib.Path, asked: Any) -> Iterator[OpenRun]:
+def open_run(workdir: str | os.PathLike[str], asked: Any) -> Iterator[OpenRun]:
     """Locks a folder for a run of this config; the folder is unchanged if the run is refused.
 
     Raises:
         InputError: a bad config; or the folder holds something else, a run of another config, or a run that another
             process is training.
     """
-    check_local(workdir)
     asked = normalize(asked)
     run = resolve_run(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is
-    with lock_folder(workdir):
+    with lock_folder(run.folder.path) as check_lock:
         # Another process may have trained in the folder before it was locked. Either all hosts read it again or none
         # does, because reading exchanges data between hosts.
         unchanged = run.folder_state == _read_folder_state(run.folder)
-        yield run if all(gather_from_hosts(unchanged)) else resolve_run(RunFolder(workdir), asked)
+        run = run if all(gather_from_hosts(unchanged)) else resolve_run(RunFolder(workdir), asked)
+        yield dataclasses.replace(run, check_lock=check_lock)
 
 
 def _read_folder_state(folder: RunFolder) -> FolderState:

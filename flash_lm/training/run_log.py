@@ -140,6 +140,8 @@ class RunLog:
             scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
         self.writer.write(step, "validation", scores | {"train_seconds": self.clock.seconds} | self._together)
 
+        self.writer.upload()
+
         # The message, and `train.stop_accuracy`.
         loss, accuracy = scores["loss"], scores.get("accuracy", math.nan)
         details = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%}"

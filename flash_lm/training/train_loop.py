@@ -74,7 +74,7 @@ def train(
         stack.enter_context(report_lost_host())
 
         # Lock the run folder, read it once, and fill in open keys from its run or its parent run.
-        run = stack.enter_context(open_run(pathlib.Path(workdir), config))
+        run = stack.enter_context(open_run(workdir, config))
 
         # Corpus, model, optimizer, mesh, and the shapes of the train state.
         experiment = build_experiment(run.config, run.known_corpus())
@@ -100,7 +100,7 @@ def train(
         corpus = experiment.corpus
         run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
         checkpoints = checkpoints or stack.enter_context(open_checkpoints(run))
-        loop = _Loop(start, validation, run.folder.path, checkpoints, started_at, debug_nonfinite)
+        loop = _Loop(start, validation, run, checkpoints, started_at, debug_nonfinite)
         return loop.run(should_stop, Profile(run.folder.path / "profile", profile))
 
 
@@ -146,7 +146,7 @@ class _Loop:
         self,
         start: Start,
         validation_rows: Rows,
-        workdir: pathlib.Path,
+        run: OpenRun,
         checkpoints: Checkpoints,
         started_at: float,
         debug_nonfinite: bool,
@@ -166,7 +166,8 @@ class _Loop:
 
         # The functions and writers that work on the state.
         self.origin = Origin(experiment) if debug_nonfinite else None
-        writer = MetricsWriter(workdir, step=self.step, steps=self.config.train.steps)
+        steps = self.config.train.steps
+        writer = MetricsWriter(run.folder.path, step=self.step, steps=steps, check_lock=run.check_lock)
         self.log = RunLog(start, make_validation(experiment, validation_rows), checkpoints, writer, implementations)
 
         # Not logged yet: the number, metrics and batch of the last step.

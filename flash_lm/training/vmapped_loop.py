@@ -135,7 +135,10 @@ class _Loop:
             validate = make_validation(member.start.experiment, member.validation) if own else same
             checkpoints, path, is_first = member.begin(stack), member.run.folder.path, not self.logs
             steps = self.config.steps
-            writer = MetricsWriter(path, step=self.step, steps=steps, name=path.name, bar=is_first)
+            check = member.run.check_lock
+            writer = MetricsWriter(
+                path, step=self.step, steps=steps, check_lock=check, name=path.name, bar=is_first
+            )
             stack.enter_context(contextlib.closing(writer))
             self.logs.append(RunLog(member.start, validate, checkpoints, writer, implementations, len(members)))
         self.messages = [start.message for start in starts]

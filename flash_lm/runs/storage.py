@@ -1,0 +1,136 @@
+"""Folders on this machine's disks, or at gs:// addresses: paths of the second kind, and what differs there.
+
+An object store has whole objects by name: none grows, no folder is renamed, and there is no lock of the system. So a
+folder is written file by file, and the file that says that it is complete comes last; see also runs/local_copy.py for
+files that grow or are mapped into memory, and runs/lease.py.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from flash_lm.config.addresses import address_problem, is_remote
+from flash_lm.errors import InputError, RunError, first_line, missing_package
+
+
+def to_path(name: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a name: pathlib's on this machine, and for gs:// the one of etils, which has the same methods.
+
+    Raises:
+        InputError: an address of another kind; or its objects cannot be listed, and why.
+    """
+    if problem := address_problem(text := os.fspath(name)):
+        raise InputError(problem)
+    if not is_remote(text):
+        return pathlib.Path(text)
+    scheme, _, rest = text.partition(":")
+    address = f"{scheme}://{rest.strip('/')}"  # pathlib makes one slash of two
+    _check_access(address)
+    from etils import epath  # noqa: PLC0415 (not needed for local paths)
+
+    return typing.cast(pathlib.Path, epath.Path(address))
+
+
+@functools.cache
+def object_store() -> Any:
+    """The file system of fsspec for gs:// addresses.
+
+    Raises:
+        InputError: its client is not installed, or nobody is logged in.
+    """
+    # Others write between two looks, so listings are not kept. epath would prefer TensorFlow, where that is installed.
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    import fsspec  # noqa: PLC0415 (not needed for local paths)
+
+    fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+    try:
+        return fsspec.filesystem("gcs")
+    except ImportError as error:
+        raise missing_package(error.name or "gcsfs", "gcs") from None
+
+
+@functools.cache
+def _check_access(address: str) -> None:
+    bucket, _, prefix = address.partition("://")[2].partition("/")
+    if not bucket:
+        raise InputError(f"{address} names no bucket: write gs://BUCKET/FOLDER")
+    with explain_errors(address):
+        try:
+            object_store().call("GET", "b/{}/o", bucket, prefix=prefix, maxResults=1)
+        except FileNotFoundError:
+            raise InputError(f"{address}: there is no bucket {bucket}: make it, or correct the name") from None
+
+
+@contextlib.contextmanager
+def explain_errors(path: str | os.PathLike[str], kind: type[InputError] | type[RunError] = InputError) -> Iterator[None]:
+    """Turns an error of the object store into one line; errors of local paths are left alone.
+
+    Raises:
+        InputError, RunError: `kind`, instead of the client's exceptions.
+    """
+    try:
+        yield
+    except (InputError, RunError):
+        raise
+    except Exception as error:  # the client, its HTTP library and its login have no common class
+        module = type(error).__module__.partition(".")[0]
+        if not is_remote(path) or not (isinstance(error, OSError) or module in ("gcsfs", "aiohttp", "google")):
+            raise
+        text = first_line(error)
+        if "Forbidden" in text or getattr(error, "code", None) in (401, 403):
+            raise kind(
+                f"{path}: no right to do this: give your account the role Storage Object User on the bucket, and log in "
+                "with gcloud auth application-default login"
+            ) from None
+        raise kind(f"{path} cannot be reached ({text}): check the network, and try again") from None
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a small file completely or not at all."""
+    if is_remote(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def is_complete(folder: pathlib.Path, last: str) -> bool:
+    """Whether a folder exists, and in an object store has the file that is written last."""
+    return (folder / last if is_remote(folder) else folder).exists()
+
+
+def upload_folder(source: pathlib.Path, target: pathlib.Path, last: str | None = None) -> None:
+    """Copies the files of a local folder into a remote one; the file `last` comes after all others."""
+    files = sorted((path for path in source.rglob("*") if path.is_file()), key=lambda path: path.name == last)
+    for file in files:
+        upload(file, target / file.relative_to(source).as_posix())
+
+
+def upload(file: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies a local file to an object."""
+    object_store().put_file(str(file), str(target))
+
+
+def move_folder(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Renames a folder; in an object store its objects are copied, and then removed."""
+    if is_remote(source):
+        object_store().mv(str(source), str(target), recursive=True)
+        return
+    target.parent.mkdir(exist_ok=True)
+    os.replace(source, target)
+
+
+@contextlib.contextmanager
+def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a folder to write files into, and renames it to `target`; a remote one is written in place."""
+    if is_remote(target):
+        yield target
+        return
+    partial = target.with_name(f"{target.name}.partial")
+    yield partial
+    os.replace(partial, target)

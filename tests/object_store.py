@@ -1,0 +1,156 @@
+"""A server of Google Cloud Storage in this process, for tests: an emulator, with what it lacks.
+
+The emulator ignores preconditions (https://cloud.google.com/storage/docs/request-preconditions) and does not send the
+generation of an object with its content (https://cloud.google.com/storage/docs/xml-api/reference-headers).
+"""
+
+import contextlib
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from http import HTTPStatus, server
+from urllib.parse import unquote
+
+import pytest
+from gcp_storage_emulator.exceptions import NotFound
+from gcp_storage_emulator.handlers import buckets
+from gcp_storage_emulator.server import RequestHandler, Response, Router
+from gcp_storage_emulator.storage import Storage
+
+BUCKET = "bucket"
+_OBJECT = re.compile(r"(?:/download|/upload)?/storage/v1/b/(?P<bucket>[^/]+)/o(?:/(?P<name>[^/]+))?")
+
+
+class Store:
+    """The objects of the server, and what the test wants to know or change.
+
+    Attributes:
+        storage: the emulator's objects.
+        requests: number of requests by method and kind, such as POST upload.
+        forbidden: whether every request is refused for want of rights.
+        down: whether the server answers nothing but errors.
+    """
+
+    def __init__(self):
+        self.storage, self.lock = Storage(use_memory_fs=True), threading.Lock()
+        self.requests, self.forbidden, self.down = Counter(), False, False
+        buckets.create_bucket(BUCKET, self.storage)
+
+    def generation(self, bucket: str, name: str) -> str:
+        """The number of an object's version; 0: no such object."""
+        try:
+            return self.storage.get_file_obj(bucket, name)["generation"]
+        except NotFound:
+            return "0"
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of all objects that begin with a prefix."""
+        return sorted(name for name in self.storage.objects.get(BUCKET, {}) if name.startswith(prefix))
+
+
+class _Handler(RequestHandler):
+    store: Store
+
+    def __init__(self, store: Store, *args):
+        self.store = store
+        super().__init__(store.storage, *args)
+
+    def send_response(self, code, message=None):
+        super().send_response(code, message)
+        match = _OBJECT.fullmatch(self.path.partition("?")[0])
+        if match and match["name"] and self.command == "GET" and code < 300:
+            generation = self.store.generation(match["bucket"], unquote(match["name"]))
+            self.send_header("x-goog-generation", generation)
+            self.send_header("x-goog-metageneration", "1")
+
+    def do_GET(self):  # noqa: N802
+        self._answer("GET")
+
+    do_POST = lambda self: self._answer("POST")  # noqa: N815
+    do_PUT = lambda self: self._answer("PUT")  # noqa: N815
+    do_DELETE = lambda self: self._answer("DELETE")  # noqa: N815
+    do_PATCH = lambda self: self._answer("PATCH")  # noqa: N815
+
+    def _answer(self, method: str) -> None:
+        with self.store.lock:
+            path = self.path.partition("?")[0]
+            kind = "upload" if path.startswith("/upload") else "read" if "/o/" in path else "list"
+            self.store.requests[f"{method} {kind}"] += 1
+            refused = HTTPStatus.FORBIDDEN if self.store.forbidden else HTTPStatus.SERVICE_UNAVAILABLE
+            if self.store.forbidden or self.store.down or self._precondition_fails():
+                length = int(self.headers.get("Content-Length") or 0)
+                self.rfile.read(length)
+                response = Response(self)
+                is_refused = self.store.forbidden or self.store.down
+                response.status = refused if is_refused else HTTPStatus.PRECONDITION_FAILED
+                response.json({"error": {"code": response.status.value, "message": response.status.phrase}})
+                response.close()
+                return
+            Router(self).handle(method)
+
+    def _precondition_fails(self) -> bool:
+        query = dict(re.findall(r"[?&]([^=&]+)=([^&]*)", self.path))
+        match = _OBJECT.fullmatch(self.path.partition("?")[0])
+        if "ifGenerationMatch" not in query or not match:
+            return False
+        name = match["name"] or query.get("name")
+        if name is None:  # in the body of a multipart upload, which can be read once
+            length = int(self.headers["Content-Length"])
+            body = self.rfile.read(length)
+            self.rfile = _Again(body)
+            name = re.search(rb'"name": "([^"]+)"', body)[1].decode()
+        return query["ifGenerationMatch"] != self.store.generation(match["bucket"], unquote(name))
+
+
+class _Again:
+    """A body that has been read."""
+
+    def __init__(self, body: bytes):
+        self.body = body
+
+    def read(self, length: int) -> bytes:
+        return self.body[:length]
+
+    def close(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[tuple[Store, str]]:
+    """Starts a server with an empty bucket; yields its objects and its address."""
+    store = Store()
+    http = _Server(("127.0.0.1", 0), partial(_Handler, store))
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield store, f"http://127.0.0.1:{http.server_port}"
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def environment(address: str) -> dict[str, str]:
+    """The variables that point gcsfs, Google's client and TensorStore to a server."""
+    return {
+        "STORAGE_EMULATOR_HOST": address,
+        "TENSORSTORE_GCS_HTTP_URL": address,
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+        "GOOGLE_CLOUD_PROJECT": "test",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "NO_GCE_CHECK": "true",
+    }
+
+
+class _Server(server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """Says nothing: TensorStore closes a connection when it knows enough."""
+
+
+@pytest.fixture
+def objects():
+    raise NotImplementedError
