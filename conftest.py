@@ -74,7 +74,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-pytest_plugins = ["costs"]
+pytest_plugins = ["costs", "object_store"]
 
 
 # Nearly all the time of the matrix over the families is compilation. So `make test` compares each family with its

@@ -5,7 +5,7 @@ import math
 
 from flash_lm.cli.flags import add_run_flags, parse_run, results_file
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, parse_integers, positive, split_words
+from flash_lm.cli.types import any_path, parse_integers, positive, split_words
 from flash_lm.config.registry import TASKS
 from flash_lm.runs.jsonl import append_jsonl
 
@@ -30,7 +30,7 @@ def flags() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--out",
-        type=local_path,
+        type=any_path,
         help="a JSONL file; default: in the run's folder results.jsonl, or carried.jsonl or slices.jsonl",
     )
     return parser

@@ -5,7 +5,8 @@ import pathlib
 
 from flash_lm.cli.flags import add_run_flags, parse_run
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, positive
+from flash_lm.cli.types import any_path, positive
+from flash_lm.config.addresses import is_remote
 from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError
 
@@ -22,7 +23,7 @@ def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.export", description=main.__doc__)
     add_run_flags(parser)
-    parser.add_argument("--out", required=True, type=local_path, help="folder to write; must not exist yet")
+    parser.add_argument("--out", required=True, type=any_path, help="folder to write; must not exist yet")
     parser.add_argument("--license", required=True, help="the model's licence for its card, such as apache-2.0")
     parser.add_argument("--format", choices=FORMATS, default="flash_lm", help=_FORMAT_HELP)
     for name, help_ in _SIZES.items():
@@ -39,6 +40,8 @@ def main(argv: list[str]) -> None:
     # Flags that need another flag.
     if arguments.private and not arguments.push:
         raise InputError("--private belongs to --push=OWNER/NAME: leave it out, or say where to upload")
+    if arguments.push and is_remote(arguments.out):
+        raise InputError(f"--push uploads a folder of this machine, not --out={arguments.out}: give a local path")
     given = {name: value for name in _SIZES if (value := getattr(arguments, name)) is not None}
     if given and arguments.format != "stablehlo":
         raise InputError(f"--{', --'.join(given)} belong to --format=stablehlo: leave them out, or give that format")

@@ -5,7 +5,7 @@ from typing import Any
 
 from flash_lm.cli.flags import add_run_flags, parse_run, results_file
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, positive, split_words
+from flash_lm.cli.types import any_path, local_path, positive, split_words
 from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.runs.jsonl import Line, append_jsonl
 
@@ -21,7 +21,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--published", action="store_true", help="also the tasks that the harness publishes (network)")
     parser.add_argument("--shots", type=int, help="examples before each question; default: as the task says")
     parser.add_argument("--limit", type=positive, help="only the first questions of each task")
-    parser.add_argument("--out", type=local_path, help="a JSONL file; default: harness.jsonl in the run's folder")
+    parser.add_argument("--out", type=any_path, help="a JSONL file; default: harness.jsonl in the run's folder")
     return parser
 
 

@@ -10,6 +10,7 @@ from flash_lm.cli.load import add_config_flag, config_name, load_config
 from flash_lm.cli.run import run
 from flash_lm.errors import InputError, Stopped
 from flash_lm.runs.run_name import run_name
+from flash_lm.runs.storage import to_path
 
 
 def flags() -> argparse.ArgumentParser:
@@ -63,7 +64,7 @@ def _workdir(arguments: argparse.Namespace) -> pathlib.Path:
     Raises:
         InputError: it is open and the config names none, or it names a checkpoint.
     """
-    if arguments.workdir is None and pathlib.Path(arguments.config).is_dir():
+    if arguments.workdir is None and to_path(arguments.config).is_dir():
         raise InputError(f"--config={arguments.config} is a folder: set the new run's folder with --workdir")
     name = run_name(arguments.workdir or f"runs/{config_name(arguments.config)}")
     if name.suffix:

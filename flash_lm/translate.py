@@ -6,7 +6,7 @@ import importlib.util
 
 from flash_lm.cli.flags import add_run_flags, parse_run, results_file
 from flash_lm.cli.run import run
-from flash_lm.cli.types import local_path, positive
+from flash_lm.cli.types import any_path, local_path, positive
 from flash_lm.errors import missing_package
 from flash_lm.inference.settings import BeamSearch
 from flash_lm.runs.jsonl import append_jsonl, write_jsonl
@@ -33,7 +33,7 @@ def flags() -> argparse.ArgumentParser:
         "--tokenize", default="13a", choices=_TOKENIZERS, help="how BLEU splits texts into words; default: %(default)s"
     )
     parser.add_argument("--answers", type=local_path, help="a JSONL file for pairs and answers")
-    parser.add_argument("--out", type=local_path, help="a JSONL file; default: bleu.jsonl in the run's folder")
+    parser.add_argument("--out", type=any_path, help="a JSONL file; default: bleu.jsonl in the run's folder")
     return parser
 
 

@@ -5,6 +5,7 @@ generation of an object with its content (https://cloud.google.com/storage/docs/
 """
 
 import contextlib
+import logging
 import re
 import threading
 from collections import Counter
@@ -19,7 +20,10 @@ from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.server import RequestHandler, Response, Router
 from gcp_storage_emulator.storage import Storage
 
+from flash_lm.runs import local_copy, storage
+
 BUCKET = "bucket"
+logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL + 1)  # an object that is missing is no error
 _OBJECT = re.compile(r"(?:/download|/upload)?/storage/v1/b/(?P<bucket>[^/]+)/o(?:/(?P<name>[^/]+))?")
 
 
@@ -30,13 +34,17 @@ class Store:
         storage: the emulator's objects.
         requests: number of requests by method and kind, such as POST upload.
         forbidden: whether every request is refused for want of rights.
-        down: whether the server answers nothing but errors.
     """
 
     def __init__(self):
         self.storage, self.lock = Storage(use_memory_fs=True), threading.Lock()
-        self.requests, self.forbidden, self.down = Counter(), False, False
+        self.requests, self.forbidden = Counter(), False
         buckets.create_bucket(BUCKET, self.storage)
+
+    def clear(self) -> None:
+        """Removes all objects."""
+        self.storage.wipe(keep_buckets=True)
+        self.requests.clear()
 
     def generation(self, bucket: str, name: str) -> str:
         """The number of an object's version; 0: no such object."""
@@ -68,23 +76,20 @@ class _Handler(RequestHandler):
     def do_GET(self):  # noqa: N802
         self._answer("GET")
 
-    do_POST = lambda self: self._answer("POST")  # noqa: N815
-    do_PUT = lambda self: self._answer("PUT")  # noqa: N815
-    do_DELETE = lambda self: self._answer("DELETE")  # noqa: N815
-    do_PATCH = lambda self: self._answer("PATCH")  # noqa: N815
+    do_POST = lambda self: self._answer("POST")
+    do_PUT = lambda self: self._answer("PUT")
+    do_DELETE = lambda self: self._answer("DELETE")
+    do_PATCH = lambda self: self._answer("PATCH")
 
     def _answer(self, method: str) -> None:
         with self.store.lock:
             path = self.path.partition("?")[0]
             kind = "upload" if path.startswith("/upload") else "read" if "/o/" in path else "list"
             self.store.requests[f"{method} {kind}"] += 1
-            refused = HTTPStatus.FORBIDDEN if self.store.forbidden else HTTPStatus.SERVICE_UNAVAILABLE
-            if self.store.forbidden or self.store.down or self._precondition_fails():
-                length = int(self.headers.get("Content-Length") or 0)
-                self.rfile.read(length)
+            if self.store.forbidden or self._precondition_fails():
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 response = Response(self)
-                is_refused = self.store.forbidden or self.store.down
-                response.status = refused if is_refused else HTTPStatus.PRECONDITION_FAILED
+                response.status = HTTPStatus.FORBIDDEN if self.store.forbidden else HTTPStatus.PRECONDITION_FAILED
                 response.json({"error": {"code": response.status.value, "message": response.status.phrase}})
                 response.close()
                 return
@@ -151,6 +156,18 @@ class _Server(server.ThreadingHTTPServer):
         """Says nothing: TensorStore closes a connection when it knows enough."""
 
 
+@pytest.fixture(scope="session")
+def _server() -> Iterator[Store]:
+    with serve() as (store, address), pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(address).items():
+            patch.setenv(name, value)
+        yield store
+
+
 @pytest.fixture
-def objects():
-    raise NotImplementedError
+def bucket(_server, tmp_path, monkeypatch) -> Store:
+    """An empty bucket, gs://bucket, and no copies of its objects on this machine."""
+    monkeypatch.setattr(local_copy, "_COPIES", str(tmp_path / "copies"))
+    storage._check_access.cache_clear()
+    _server.clear()
+    return _server

@@ -21,6 +21,7 @@ from flash_lm.config.overrides import apply_overrides, check_path, parse_tuple
 from flash_lm.config.plugins import import_plugins, plugin_names
 from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
+from flash_lm.runs.storage import to_path
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -144,7 +145,7 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
     import_plugins(_names(flag[-1]) if flag else ())
     is_packaged = (_CONFIGS / f"{path}.py").exists()
-    is_run = not is_packaged and (pathlib.Path(path) / "config.json").exists()
+    is_run = not is_packaged and (to_path(path) / "config.json").exists()
     config: Any = _config_of_run(path) if is_run else read_config(path)
     import_plugins(() if flag else plugin_names(config))  # the flag replaces the config's plugins
     add_sections(config)
@@ -176,7 +177,7 @@ def _takes(get_config: Any, *names: str) -> bool:
 def _config_of_run(folder: str) -> Any:
     from flash_lm.runs.run_folder import RunFolder  # noqa: PLC0415 (--help need not wait for JAX)
 
-    return RunFolder(pathlib.Path(folder)).config
+    return RunFolder(folder).config
 
 
 def _names(text: str) -> tuple[str, ...]:

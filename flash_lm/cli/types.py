@@ -1,20 +1,29 @@
-"""Types of command-line flags: counts, lists of numbers, meshes and local paths."""
+"""Types of command-line flags: counts, lists of numbers, meshes and paths."""
 
 import argparse
 import pathlib
 import re
 
-from flash_lm.config.addresses import address_problem
+from flash_lm.config.addresses import address_problem, is_remote
 from flash_lm.errors import InputError
+from flash_lm.runs.storage import to_path
 
 _FACTORS = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def local_path(word: str) -> pathlib.Path:
     """Parses a file or folder of this machine: a type for argparse."""
-    if problem := address_problem(word):
-        raise argparse.ArgumentTypeError(problem)
+    if is_remote(word) or address_problem(word):
+        raise argparse.ArgumentTypeError(f"{word} must be on this machine: give a local path")
     return pathlib.Path(word)
+
+
+def any_path(word: str) -> pathlib.Path:
+    """Parses a file or folder of this machine, or at a gs:// address: a type for argparse."""
+    try:
+        return to_path(word)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(word: str) -> int:

@@ -27,7 +27,7 @@ class DataConfig(Group, name="data"):
     path: str = key(
         None,
         "text: a file, a glob or a folder of .txt files; hf: a folder, file or glob of parquet, arrow or json; "
-        "couplets and images: a folder",
+        "couplets and images: a folder; it may be at gs://",
     )
     mixture: tuple = key(
         (),
@@ -77,7 +77,7 @@ class DataConfig(Group, name="data"):
         "stream (documents joined and cut), documents (isolated segments), examples (one per row)",
         one_of("stream", "documents", "examples"),
     )
-    cache_dir: str = key("~/.cache/flash_lm", "tokenised corpora")
+    cache_dir: str = key("~/.cache/flash_lm", "tokenised corpora; it may be at gs://")
 
     @property
     def packed(self) -> bool:

@@ -1,5 +1,6 @@
 """The files that `data.path` names: each real file once, with the split that its name says."""
 
+import dataclasses
 import functools
 import glob
 import logging
@@ -8,7 +9,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from flash_lm.config.addresses import is_remote
+from flash_lm.config.data import DataConfig
 from flash_lm.errors import InputError
+from flash_lm.runs.local_copy import fetch
 
 _log = logging.getLogger(__name__)
 # As the `datasets` library reads names, but for words between spaces: "The Night Train.txt" is a title.
@@ -19,6 +23,17 @@ _WORDS = {
 }
 _SPLIT_OF_WORD = {word: split for split, words in _WORDS.items() for word in words}
 _SEPARATORS = re.compile(r"[-._0-9]+")
+
+
+def with_local_files(config: DataConfig) -> DataConfig:
+    """A config whose data.path lies on this machine: what lies in an object store is copied first.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if not config.path or not is_remote(config.path):
+        return config
+    return dataclasses.replace(config, path=str(fetch(config.path)))
 
 
 class DataFile(NamedTuple):

@@ -9,6 +9,7 @@ import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
+from flash_lm.config.addresses import is_remote
 from flash_lm.config.data import DataConfig
 from flash_lm.data.corpus import Corpus, DocumentStream, Piece
 from flash_lm.data.packing import Row, Rows
@@ -84,7 +85,8 @@ def _source_config(config: DataConfig, source: str) -> DataConfig:
     """The config of one source: a file, folder or glob, or with data.corpus=hf a data set on the hub."""
     # With data.corpus=hf, a source that is no local path is a data set on the hub.
     path = os.path.expanduser(source)
-    local = config.corpus != "hf" or os.path.exists(path) or glob.has_magic(path) or os.path.isabs(path)
+    is_path = os.path.exists(path) or glob.has_magic(path) or os.path.isabs(path) or is_remote(path)
+    local = config.corpus != "hf" or is_path
     keys = {"path": source, "name": None} if local else {"path": None, "name": source}
     return dataclasses.replace(config, mixture=(), **keys)
 

@@ -6,6 +6,7 @@ from flash_lm.config.data import DataConfig
 from flash_lm.config.registry import CORPORA
 from flash_lm.data.corpus import SPLITS
 from flash_lm.data.examples import ExampleCorpus, ExampleRows
+from flash_lm.data.files import with_local_files
 from flash_lm.data.labelled import attach_labels
 from flash_lm.data.packing import PACKERS
 from flash_lm.data.pairs import make_pair_corpus
@@ -32,7 +33,7 @@ def load_splits(config: DataConfig, known: KnownCorpus | None = None, *, unsplit
     # Examples have tokens already; text comes from the token cache, and becomes pairs or gets labels.
     kind = CORPORA[config.corpus]
     if kind.examples:
-        return kind.load(config, known, *(config[section] for section in kind.sections))
+        return kind.load(with_local_files(config), known, *(config[section] for section in kind.sections))
     corpus = load_tokenized(config, known, unsplit=unsplit)
     if kind.paired(config):
         return make_pair_corpus(corpus)

@@ -17,15 +17,19 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
+from flash_lm.config.addresses import is_remote
 from flash_lm.config.data import DataConfig
 from flash_lm.config.registry import CORPORA
 from flash_lm.data.corpus import SPLITS, UNSPLIT, Corpus, DocumentStream, Piece
+from flash_lm.data.files import with_local_files
 from flash_lm.data.foreign_tokenizer import read_tokenizer
 from flash_lm.data.mixture import MixedCorpus, configs_of_parts
 from flash_lm.data.tokenized_text import TokenizedText, encode
 from flash_lm.data.tokenizer import ByteTokenizer, Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
+from flash_lm.runs.local_copy import fetch, local_path
+from flash_lm.runs.storage import is_complete, to_path, upload_folder
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
@@ -34,6 +38,7 @@ _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
 # What reading truncated, empty or modified files raises.
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, InputError)
+_COMPLETE = "complete"  # an empty file of a folder in an object store
 _LONGEST_LINE = 4096  # characters of a line, to train a tokenizer on
 
 
@@ -85,7 +90,7 @@ def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsp
     Raises:
         InputError: the corpus or the tokenizer cannot be loaded, or a split has no text.
     """
-    cache = pathlib.Path(os.path.expanduser(config.cache_dir))
+    cache = to_path(os.path.expanduser(config.cache_dir))
     # A run keeps its tokens if its corpus has changed or is gone.
     kept = _load_kept(config, cache, known) if known and not config.streaming and not unsplit else None
     try:
@@ -127,7 +132,7 @@ def load_corpus(config: DataConfig) -> Corpus:
     if config.mixture:
         return MixedCorpus({name: load_corpus(part) for name, part in configs_of_parts(config).items()})
     kind = CORPORA[config.corpus]
-    return kind.load(config, *(config[section] for section in kind.sections))
+    return kind.load(with_local_files(config), *(config[section] for section in kind.sections))
 
 
 def _key(fingerprint: str, tokenizer: Tokenizer) -> str:
@@ -143,8 +148,10 @@ def _load_kept(config: DataConfig, cache: pathlib.Path, known: KnownCorpus) -> T
     # The corpus itself may be gone: its tokens are named by fingerprint and tokenizer.
     key = _key(known.fingerprint, known.tokenizer)
     for folder in cache.glob(f"*-{key}"):
+        if not is_complete(folder, _COMPLETE):
+            continue
         with contextlib.suppress(*_DAMAGED):
-            splits = _read_splits(folder, SPLITS, _dtype(known.tokenizer))
+            splits = _read_splits(fetch(folder), SPLITS, _dtype(known.tokenizer))
             name = folder.name.removesuffix(f"-{key}")
             parts = tuple(configs_of_parts(config))
             return TokenizedCorpus(name, known.fingerprint, known.tokenizer, splits, None, parts=parts)
@@ -183,7 +190,7 @@ def existing_tokenizer(config: DataConfig) -> Tokenizer | None:
         )
     if not config.tokenizer_path:
         return None
-    path = pathlib.Path(os.path.expanduser(config.tokenizer_path))
+    path = fetch(os.path.expanduser(config.tokenizer_path))
     if config.tokenizer == "hf":
         return read_tokenizer(path)
     try:
@@ -254,7 +261,18 @@ def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
 def _load_or_make(
     folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]
 ) -> Made:
-    """Loads a folder that `make` has written, now or earlier; a damaged folder is made again."""
+    """Loads a folder that `make` has written, now or earlier; a damaged folder is made again.
+
+    One in an object store is copied to this machine, or made here and uploaded; its last object says that it is
+    complete.
+    """
+    if is_remote(folder):
+        uploaded = is_complete(folder, _COMPLETE)
+        made = _load_or_make(fetch(folder) if uploaded else local_path(folder), make, load)
+        if not uploaded:
+            (local_path(folder) / _COMPLETE).touch()
+            upload_folder(local_path(folder), folder, _COMPLETE)
+        return made
     for _ in range(3):  # another process may find it damaged and remove it before it is read
         if folder.exists():
             try:

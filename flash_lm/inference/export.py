@@ -4,6 +4,7 @@ Other formats: a folder for Hugging Face's transformers, if it has the same mode
 functions that need only jax, see `inference/stablehlo.py`.
 """
 
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ def check_export(
         raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
     if not license_.strip():
         raise InputError("--license is empty: give the model's licence, such as apache-2.0 or other")
-    if gather_from_hosts(out.exists() or out.is_symlink())[0]:
+    if gather_from_hosts(out.exists() or os.path.lexists(out))[0]:
         raise InputError(f"--out={out} already exists: give a new folder")
     kind.check(trained)
 

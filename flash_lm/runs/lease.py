@@ -48,7 +48,7 @@ class Lease:
         self._me = {"holder": f"process {os.getpid()} on {platform.node()}", "token": secrets.token_hex(8)}
         self._number, self._expires = 0, 0.0
         self._lost_to: str | None = None
-        self._ends = threading.Event()
+        self._ends, self._renewing = threading.Event(), threading.Lock()
 
     def take(self) -> str | None:
         """Takes the lease; if somebody renews it, returns who.
@@ -75,17 +75,22 @@ class Lease:
                     self._sleep(min(_LOOK_S, LEASE_S / 10))
                 elif self._create(number + 1):
                     if self._newest()[0] == self._number:
+                        if held:
+                            object_store().rm_file(self._name(number))
                         return None
                     # A number that a quicker process has used and removed since we looked.
                     object_store().rm_file(self._name(self._number))
 
     def renew(self) -> None:
         """Renews the lease, or learns that another process has taken it."""
-        number = self._number
-        if self._create(number + 1):
-            object_store().rm_file(self._name(number))
-        else:
-            self._lost_to = self._newest()[1].get("holder", "another process")
+        with self._renewing:
+            number = self._number
+            if self._ends.is_set():
+                return
+            if self._create(number + 1):
+                object_store().rm_file(self._name(number))
+            else:
+                self._lost_to = self._newest()[1].get("holder", "another process")
 
     def keep(self) -> None:
         """Renews the lease until `release`; for a thread."""
@@ -103,14 +108,14 @@ class Lease:
         """
         if self._lost_to is None and self._now() < self._expires:
             return
-        how = f"{self._lost_to} has taken" if self._lost_to else "this process could not renew, and has lost,"
-        raise RunError(f"{how} the lease {self._folder}: this process writes no more; look which one is to train the run")
+        how = f"{self._lost_to} has taken over" if self._lost_to else "the lease was not renewed in time"
+        raise RunError(f"{self._folder}: {how}; this process ends, and writes no more into the run's folder")
 
     def release(self) -> None:
         """Ends the lease, if it is still ours."""
         self._ends.set()
-        if self._lost_to is None:
-            with contextlib.suppress(Exception):  # it then expires
+        with self._renewing, contextlib.suppress(Exception):  # it then expires
+            if self._lost_to is None:
                 object_store().rm_file(self._name(self._number))
 
     def _name(self, number: int) -> str:

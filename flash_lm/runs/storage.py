@@ -66,7 +66,9 @@ def _check_access(address: str) -> None:
 
 
 @contextlib.contextmanager
-def explain_errors(path: str | os.PathLike[str], kind: type[InputError] | type[RunError] = InputError) -> Iterator[None]:
+def explain_errors(
+    path: str | os.PathLike[str], kind: type[InputError] | type[RunError] = InputError
+) -> Iterator[None]:
     """Turns an error of the object store into one line; errors of local paths are left alone.
 
     Raises:
@@ -105,10 +107,15 @@ def is_complete(folder: pathlib.Path, last: str) -> bool:
 
 
 def upload_folder(source: pathlib.Path, target: pathlib.Path, last: str | None = None) -> None:
-    """Copies the files of a local folder into a remote one; the file `last` comes after all others."""
+    """Copies the files of a local folder into a remote one; the file `last` comes after all others.
+
+    Raises:
+        InputError: they cannot be written.
+    """
     files = sorted((path for path in source.rglob("*") if path.is_file()), key=lambda path: path.name == last)
-    for file in files:
-        upload(file, target / file.relative_to(source).as_posix())
+    with explain_errors(target):
+        for file in files:
+            upload(file, target / file.relative_to(source).as_posix())
 
 
 def upload(file: pathlib.Path, target: pathlib.Path) -> None:
@@ -126,7 +133,7 @@ def move_folder(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
+def fill_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a folder to write files into, and renames it to `target`; a remote one is written in place."""
     if is_remote(target):
         yield target

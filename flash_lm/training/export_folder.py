@@ -22,10 +22,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from flash_lm.config.addresses import is_remote
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError, first_line
 from flash_lm.runs.json_file import load_json
+from flash_lm.runs.local_copy import fetch
 from flash_lm.runs.run_folder import INDEX, WEIGHTS
+from flash_lm.runs.storage import upload_folder
 from flash_lm.training.train_state import Params
 
 _LARGEST_FILE = 5 * 10**9  # bytes, as the hub's own tools cut
@@ -46,9 +49,17 @@ _FACTS = {
 def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a folder to fill, and renames it to `out` at the end; after an error it is removed.
 
+    In an object store the folder is uploaded at the end, and what makes it an export comes last.
+
     Raises:
         InputError: `out` cannot be written.
     """
+    if is_remote(out):
+        with tempfile.TemporaryDirectory() as folder:
+            partial = pathlib.Path(folder)
+            yield partial
+            upload_folder(partial, out, INDEX if (partial / INDEX).exists() else WEIGHTS)
+        return
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
@@ -109,7 +120,8 @@ def open_weights(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
     # Open each file once; it is memory-mapped, so nothing is read yet.
     with contextlib.ExitStack() as stack:
-        handles = [stack.enter_context(safe_open(folder / file, framework="np")) for file in sorted({*files.values()})]
+        paths = [fetch(folder / file) for file in sorted({*files.values()})]
+        handles = [stack.enter_context(safe_open(path, framework="np")) for path in paths]
         yield {name: file for file in handles for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 

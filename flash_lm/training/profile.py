@@ -5,6 +5,7 @@ import pathlib
 import jax
 
 from flash_lm.errors import InputError
+from flash_lm.runs.local_copy import GrowingFiles
 
 Span = tuple[int, int]  # number of steps done before the first traced one, and after the last one
 
@@ -36,7 +37,7 @@ class Profile:
 
     def __init__(self, folder: pathlib.Path, span: Span | None):
         """Does not start a trace yet; `folder` is the trace's folder."""
-        self.folder = folder
+        self.folder, self._files = folder, None
         self._start, self._stop = span or (0, 0)
         self.on = False
 
@@ -51,10 +52,14 @@ class Profile:
     def start(self) -> None:
         """Starts the trace. Wait for the device first: its remaining work is not part of the span."""
         # If several hosts share the folder, they would look for each other's files.
-        jax.profiler.start_trace(str(self.folder), create_perfetto_trace=jax.process_count() == 1)
+        self._files = GrowingFiles(self.folder)
+        jax.profiler.start_trace(str(self._files.folder), create_perfetto_trace=jax.process_count() == 1)
         self.on = True
 
     def write(self) -> None:
         """Ends the trace; wait for the device first."""
         jax.profiler.stop_trace()
         self.on = False
+        if self._files is not None:
+            self._files.upload()
+            self._files.close()

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from flash_lm.runs.labels import write_labels
 from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import RunName, run_name
-from flash_lm.runs.storage import is_complete, new_folder
+from flash_lm.runs.storage import fill_folder, is_complete
 from flash_lm.training import checkpoint_read
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.init_from import initial_state, parent_tokenizer
@@ -96,7 +95,7 @@ class OpenRun:
             elif self.resolved.changes:
                 self.folder.record_changes({key: now for key, (_, now) in self.resolved.changes.items()})
             if not is_complete(path / "tokenizer", LAST_FILE):
-                with new_folder(path / "tokenizer") as partial:
+                with fill_folder(path / "tokenizer") as partial:
                     save_tokenizer(tokenizer, partial)
         gather_from_hosts(None)
 

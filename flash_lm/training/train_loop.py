@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator
 

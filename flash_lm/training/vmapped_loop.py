@@ -136,9 +136,7 @@ class _Loop:
             checkpoints, path, is_first = member.begin(stack), member.run.folder.path, not self.logs
             steps = self.config.steps
             check = member.run.check_lock
-            writer = MetricsWriter(
-                path, step=self.step, steps=steps, check_lock=check, name=path.name, bar=is_first
-            )
+            writer = MetricsWriter(path, step=self.step, steps=steps, check_lock=check, name=path.name, bar=is_first)
             stack.enter_context(contextlib.closing(writer))
             self.logs.append(RunLog(member.start, validate, checkpoints, writer, implementations, len(members)))
         self.messages = [start.message for start in starts]
