@@ -42,7 +42,8 @@ class Store:
         buckets.create_bucket(BUCKET, self.storage)
 
     def clear(self) -> None:
-        """Removes all objects."""
+        """Removes all objects, and gives all rights."""
+        self.forbidden = False
         self.storage.wipe(keep_buckets=True)
         self.requests.clear()
 

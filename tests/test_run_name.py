@@ -39,7 +39,14 @@ def test_a_folder_name_may_contain_an_at_sign(tmp_path):
     assert run_name(f"{tmp_path}/x@best@7") == (tmp_path / "x@best", 7, False)
 
 
-@pytest.mark.parametrize("word", ["gs://bucket/x", "gs://bucket/x@best", "s3://b", pathlib.Path("gs://bucket/x")])
-def test_a_url_is_no_folder(word):
-    with pytest.raises(InputError, match=r"^(gs|s3):/.*:// is not supported: mount it as a folder"):
+@pytest.mark.parametrize("word", ["gs://bucket/x", "gs://bucket/x@best", pathlib.Path("gs://bucket/x")])
+def test_an_address_is_a_folder(word, bucket):
+    name = run_name(word)
+    assert str(name.workdir) == "gs://bucket/x" and run_name(str(name)) == name
+    assert name.which == ("best" if str(word).endswith("best") else "newest")
+
+
+@pytest.mark.parametrize("word", ["s3://bucket/x", "s3://b", pathlib.Path("s3://bucket/x")])
+def test_other_addresses_are_refused(word):
+    with pytest.raises(InputError, match=r"^s3:/.*: s3:// is not supported: use gs://, or mount it as a folder"):
         run_name(word)

@@ -14,7 +14,7 @@ def labels(runs: Sequence[Run]) -> dict[str, RunName]:
     """Labels runs: by the folder's name, with as many parent folders as are needed to make labels unique."""
     names = dict.fromkeys(run_name(run) for run in runs)
     # Labels that are not unique get one more parent folder each, until all are.
-    depths, longest = dict.fromkeys(names, 1), max((len(x.workdir.absolute().parts) for x in names), default=0)
+    depths, longest = dict.fromkeys(names, 1), max((len(absolute(x.workdir).parts) for x in names), default=0)
     while True:
         candidates = [_label(name, depth) for name, depth in depths.items()]
         again = [name for name, label in zip(names, candidates, strict=True) if candidates.count(label) > 1]
@@ -25,7 +25,7 @@ def labels(runs: Sequence[Run]) -> dict[str, RunName]:
 
 
 def _label(name: RunName, depth: int) -> str:
-    folder = "/".join(name.workdir.absolute().parts[-depth:])
+    folder = "/".join(absolute(name.workdir).parts[-depth:])
     return folder + name.suffix
 
 

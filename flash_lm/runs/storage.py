@@ -7,6 +7,7 @@ files that grow or are mapped into memory, and runs/lease.py.
 
 import contextlib
 import functools
+import logging
 import os
 import pathlib
 import typing
@@ -42,9 +43,12 @@ def object_store() -> Any:
     Raises:
         InputError: its client is not installed, or nobody is logged in.
     """
-    # Others write between two looks, so listings are not kept. epath would prefer TensorFlow, where that is installed.
+    # epath would prefer TensorFlow, where that is installed. Errors reach us as exceptions, and need not be logged.
     os.environ.setdefault("EPATH_USE_TF", "false")
-    import fsspec  # noqa: PLC0415 (not needed for local paths)
+    for name in ("gcsfs", "google.auth"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Others write between two looks, so listings are not kept.
+    import fsspec.config  # noqa: PLC0415 (not needed for local paths)
 
     fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
     try:
@@ -85,10 +89,15 @@ def explain_errors(
         text = first_line(error)
         if "Forbidden" in text or getattr(error, "code", None) in (401, 403):
             raise kind(
-                f"{path}: no right to do this: give your account the role Storage Object User on the bucket, and log in "
-                "with gcloud auth application-default login"
+                f"{path}: no right to do this: give your account the role Storage Object User in the bucket, and log "
+                "in with gcloud auth application-default login"
             ) from None
         raise kind(f"{path} cannot be reached ({text}): check the network, and try again") from None
+
+
+def absolute(path: pathlib.Path) -> pathlib.Path:
+    """A path from the root, or an address."""
+    return path if is_remote(path) else path.absolute()
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

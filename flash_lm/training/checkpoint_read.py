@@ -27,7 +27,7 @@ from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import BEST, NEWEST, RunName
-from flash_lm.runs.storage import is_complete
+from flash_lm.runs.storage import absolute, is_complete
 from flash_lm.training.export_folder import check_facts, read_export, read_origin
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hub import hub_name
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 def checkpoint_folder(workdir: pathlib.Path) -> pathlib.Path:
     """The folder of a run's checkpoints; each is a subfolder named after its step."""
-    return (workdir if is_remote(workdir) else workdir.absolute()) / "checkpoints"
+    return absolute(workdir) / "checkpoints"
 
 
 def checkpoint_steps(workdir: pathlib.Path) -> list[int]:

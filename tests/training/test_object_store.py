@@ -2,13 +2,14 @@
 
 import itertools
 import pathlib
+import time
 
 import pytest
 from small import small_config, write_corpus
 
 import flash_lm
 from flash_lm import evaluate, export
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate as score
 from flash_lm.runs import lease
 from flash_lm.runs.jsonl import read_jsonl
@@ -17,21 +18,6 @@ from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 RUN, CORPUS, CACHE, EXPORT = (f"gs://bucket/{name}" for name in ("runs/x", "text", "cache", "exported/x"))
-
-
-class Killed(BaseException):
-    """What ends a run at once."""
-
-
-def kill_after(steps: int):
-    counter = itertools.count(1)
-
-    def should_stop() -> bool:
-        if next(counter) == steps:
-            raise Killed
-        return False
-
-    return should_stop
 
 
 def losses(workdir) -> list[tuple[int, str, float]]:
@@ -44,7 +30,7 @@ def upload(folder: pathlib.Path, address: str) -> None:
 
 
 def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
-    """It is killed, goes on, is scored, generates and is exported, as a run in a local folder."""
+    """It loses its lease, goes on, is scored, generates and is exported, as a run in a local folder."""
     write_corpus(tmp_path / "text")
     upload(tmp_path / "text", CORPUS)
     config = small_config(f"{CORPUS}/*.txt", tmp_path / "cache", "aft_simple")
@@ -54,14 +40,22 @@ def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
     train(local, tmp_path / "run")
     expected = losses(tmp_path / "run")
 
-    # Killed: nothing is uploaded after the last save, the newest checkpoint is incomplete, and the lease stays.
+    # Another process takes the run over, and is then silent; the newest checkpoint is as after a kill.
     monkeypatch.setattr(lease, "LEASE_S", 1.0)
     monkeypatch.setattr(lease, "RENEW_S", 0.2)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(lease.Lease, "release", lambda self: self._ends.set())
-        train(config, RUN, kill_after(8))
-    assert bucket.names("runs/x/lock/") and losses(to_path(RUN)) == expected[: len(losses(to_path(RUN)))]
-    assert not bucket.names("runs/x/checkpoints/8")
+
+    def lose() -> bool:
+        if next(steps) == 8:
+            other = lease.Lease(to_path(f"{RUN}/lock"), now=lambda: time.time() + lease.LEASE_S)
+            assert other.take() is None
+            time.sleep(0.4)  # until it would be renewed
+        return False
+
+    steps = itertools.count(1)
+    with pytest.raises(RunError, match=r"^gs://bucket/runs/x/lock: process \d+ on \S+ has taken over"):
+        train(config, RUN, lose)
+    there = losses(to_path(RUN))
+    assert there == expected[: len(there)] and there[-1][0] == 6
     bucket.storage.delete_file("bucket", "runs/x/checkpoints/6/commit_success.txt")
 
     # The same command goes on from the checkpoint before, when the lease has ended; meanwhile nobody else may train.

@@ -1,0 +1,215 @@
+"""Paths at gs:// addresses: what is refused, leases, files that grow, and copies on this machine."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import aiohttp
+import pytest
+from small import ROOT, write_corpus
+
+from flash_lm.config.data import DataConfig
+from flash_lm.data.files import find_files, with_local_files
+from flash_lm.data.token_cache import load_tokenized
+from flash_lm.errors import InputError, RunError
+from flash_lm.runs.jsonl import append_jsonl, read_jsonl
+from flash_lm.runs.lease import LEASE_S, Lease
+from flash_lm.runs.local_copy import GrowingFiles, fetch
+from flash_lm.runs.storage import explain_errors, object_store, to_path
+from flash_lm.training.metrics import MetricsWriter
+
+LOCK = "gs://bucket/run/lock"
+
+
+def test_a_path_is_local_or_an_address(bucket, tmp_path):
+    assert type(to_path(tmp_path)) is type(tmp_path)
+    for name in ("gs://bucket/runs/x", "gs://bucket/runs/x/", pathlib.Path("gs://bucket/runs/x")):
+        assert str(to_path(name)) == "gs://bucket/runs/x"
+    with pytest.raises(InputError, match=r"^s3://bucket/x: s3:// is not supported: use gs://, or mount it"):
+        to_path("s3://bucket/x")
+
+
+def test_what_the_object_store_refuses_is_one_line(bucket):
+    with pytest.raises(InputError, match=r"^gs://other/x: there is no bucket other: make it, or correct the name$"):
+        to_path("gs://other/x")
+    with pytest.raises(InputError, match=r"^gs:// names no bucket"):
+        to_path("gs://")
+    folder, growing = to_path("gs://bucket/run"), GrowingFiles(to_path("gs://bucket/run"))
+    (growing.folder / "metrics.jsonl").write_text("{}\n")
+    bucket.forbidden = True
+    refused = r"^gs://bucket/\S+: no right to do this: give your account the role Storage Object User in the bucket.*$"
+    with pytest.raises(InputError, match=refused):
+        to_path("gs://bucket/private")
+    with pytest.raises(InputError, match=refused):
+        Lease(folder / "lock").take()
+    with pytest.raises(RunError, match=refused):
+        growing.upload()
+    with (
+        pytest.raises(RunError, match=r"^gs://bucket/x cannot be reached \(no route\): check the network, and try"),
+        explain_errors("gs://bucket/x", RunError),
+    ):
+        raise aiohttp.ClientConnectionError("no route")
+
+
+def test_a_missing_client_is_one_line():
+    program = "import sys; sys.modules['gcsfs'] = None; from flash_lm.evaluate import flags; flags().parse_args()"
+    words = ["--workdir=runs/x", "--out=gs://bucket/results.jsonl"]
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True)
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "argument --out: gcsfs is not installed" in line and "[gcs]" in line
+
+
+class Clock:
+    """The time of all machines; `sleep` lets it pass, and calls what happens meanwhile."""
+
+    def __init__(self):
+        self.time, self.meanwhile = 0.0, lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.meanwhile()
+
+    def lease(self) -> Lease:
+        return Lease(to_path(LOCK), now=lambda: self.time, sleep=self.sleep)
+
+
+def test_a_lease_that_is_renewed_is_not_taken(bucket):
+    clock = Clock()
+    ours, other = clock.lease(), clock.lease()
+    assert ours.take() is None
+    clock.meanwhile = ours.renew
+    assert other.take() == f"process {os.getpid()} on {os.uname().nodename}"
+    assert clock.time < 0.1 * LEASE_S
+    ours.check()
+    ours.release()
+    assert bucket.names() == [] and other.take() is None
+
+
+def test_a_lease_that_is_not_renewed_is_taken_when_it_ends(bucket):
+    clock = Clock()
+    ours, other = clock.lease(), clock.lease()
+    assert ours.take() is None and other.take() is None
+    assert LEASE_S <= clock.time < 1.1 * LEASE_S
+    # The first one may not write any more, knows why when it tries to renew, and leaves the lease of the other one.
+    with pytest.raises(RunError, match=r"^gs://bucket/run/lock: the lease was not renewed in time; this process ends"):
+        ours.check()
+    ours.renew()
+    with pytest.raises(RunError, match=r"process \d+ on \S+ has taken over"):
+        ours.check()
+    ours.release()
+    other.check()
+    assert len(bucket.names()) == 1
+
+
+def test_of_two_processes_one_gets_the_lease(bucket, monkeypatch):
+    """The second one looks before the first one takes the lease, and creates its object afterwards."""
+    for renewals in (0, 2):  # the number that it has seen to be free is used, or it has been used and removed
+        clock = Clock()
+        ours, other = clock.lease(), clock.lease()
+
+        def look(newest=other._newest, other=other, ours=ours, clock=clock, renewals=renewals):
+            monkeypatch.setattr(other, "_newest", newest)
+            assert ours.take() is None
+            for _ in range(renewals):
+                ours.renew()
+            clock.meanwhile = ours.renew
+            return 0, {}
+
+        monkeypatch.setattr(other, "_newest", look)
+        assert other.take() is not None
+        ours.renew()
+        ours.check()
+        ours.release()
+        assert bucket.names() == []
+
+
+def test_a_renewal_whose_answer_was_lost(bucket):
+    lease = Clock().lease()
+    assert lease.take() is None and lease._create(7) and lease._create(7)
+    assert not Clock().lease()._create(7)
+
+
+def test_a_run_that_has_lost_its_lease_writes_nothing(bucket):
+    def check() -> None:
+        raise RunError("lost")
+
+    for act in (lambda writer: writer.write(1, "train", {"loss": 1.0}), MetricsWriter.flush, MetricsWriter.close):
+        writer = MetricsWriter(to_path("gs://bucket/run"), step=0, steps=1, bar=False)
+        writer._check_lock = check
+        with pytest.raises(RunError, match="lost"):
+            act(writer)
+        assert bucket.names() == [] and (act is not MetricsWriter.close or not writer._files.folder.exists())
+
+
+def test_files_that_grow_are_uploaded_when_they_have_changed(bucket):
+    workdir = to_path("gs://bucket/run")
+    for step in (1, 2):
+        writer = MetricsWriter(workdir, step=step - 1, steps=3, bar=False)
+        writer.write(step, "train", {"loss": 0.5})
+        writer.upload()
+        writer.write(3, "train", {"loss": 0.1})  # lost at the next start, which is from an earlier checkpoint
+        bucket.requests.clear()
+        writer.close()
+        assert bucket.requests["POST upload"] == 2  # the lines, and the events of TensorBoard
+    assert [line["step"] for line in read_jsonl(workdir / "metrics.jsonl")] == [1, 2, 3]
+    assert bucket.names("run/tensorboard/")
+
+    files = GrowingFiles(workdir, ["metrics.jsonl", "missing"])
+    assert [path.name for path in files.folder.iterdir()] == ["metrics.jsonl"]
+    for uploads in (1, 0):
+        bucket.requests.clear()
+        files.upload()
+        assert bucket.requests["POST upload"] == uploads
+    files.close()
+
+
+def test_lines_are_added_to_an_object(bucket):
+    for number in range(2):
+        append_jsonl(to_path("gs://bucket/results.jsonl"), [{"number": number}])
+    assert read_jsonl(to_path("gs://bucket/results.jsonl")) == [{"number": 0}, {"number": 1}]
+
+
+def test_objects_are_copied_when_they_have_changed(bucket):
+    for name in ("a/train.txt", "a/sub/test.txt", "ab/c.txt"):
+        (to_path("gs://bucket") / name).write_text(name)
+    folder = fetch("gs://bucket/a")
+    assert {str(x.relative_to(folder)) for x in folder.rglob("*.txt")} == {"train.txt", "sub/test.txt"}
+    assert [x.read_text() for x in sorted(folder.rglob("*.txt"))] == ["a/sub/test.txt", "a/train.txt"]
+
+    # Another look reads only what has changed, and what has gone is removed.
+    (to_path("gs://bucket/a") / "train.txt").write_text("new")
+    bucket.storage.delete_file("bucket", "a/sub/test.txt")
+    (folder / "train.txt").chmod(0o600)
+    bucket.requests.clear()
+    assert [x.read_text() for x in fetch("gs://bucket/a").rglob("*.txt")] == ["new"]
+    read = bucket.requests["GET read"]
+    fetch("gs://bucket/a")
+    assert bucket.requests["GET read"] < 2 * read
+
+    # A glob copies only what it matches, and splits are those of the names; a missing object leaves nothing.
+    files = find_files(with_local_files(DataConfig(path="gs://bucket/*/[d-t]*.txt")).path)
+    assert [(pathlib.Path(file.path).name, file.split) for file in files] == [("train.txt", "train")]
+    assert not fetch("gs://bucket/none").exists()
+
+
+def test_a_cache_is_shared_by_machines(bucket, tmp_path, monkeypatch):
+    path = write_corpus(tmp_path / "text")
+    config = DataConfig(corpus="text", path=path, tokenizer="sentencepiece", vocab_size=320, cache_dir="gs://bucket/c")
+
+    def load(machine: str) -> bytes:
+        monkeypatch.setattr("flash_lm.runs.local_copy._COPIES", str(tmp_path / machine))
+        bucket.requests.clear()
+        return load_tokenized(config).splits["train"].tokens.tobytes()
+
+    tokens = load("one")
+    assert bucket.requests["POST upload"] > 8
+    assert load("two") == tokens and not bucket.requests["POST upload"]
+    assert load("two") == tokens and not bucket.requests["POST upload"]
+    # A folder whose last object is missing was not uploaded completely: it is made again.
+    (info,) = (name for name in bucket.names("c/text-") if name.endswith("/complete"))
+    bucket.storage.delete_file("bucket", info)
+    bucket.storage.delete_file("bucket", info.replace("complete", "train.tokens"))
+    assert load("three") == tokens and info in bucket.names()
+    assert json.loads(object_store().cat_file(f"bucket/{info.replace('complete', 'info.json')}"))["counts"]
