@@ -33,17 +33,17 @@ class Store:
     Attributes:
         storage: the emulator's objects.
         requests: number of requests by method and kind, such as POST upload.
-        forbidden: whether every request is refused for want of rights.
+        forbidden: a regex of requests, such as POST /upload/…, that are refused for want of rights; None: none.
     """
 
     def __init__(self):
         self.storage, self.lock = Storage(use_memory_fs=True), threading.Lock()
-        self.requests, self.forbidden = Counter(), False
+        self.requests, self.forbidden = Counter(), None
         buckets.create_bucket(BUCKET, self.storage)
 
     def clear(self) -> None:
         """Removes all objects, and gives all rights."""
-        self.forbidden = False
+        self.forbidden = None
         self.storage.wipe(keep_buckets=True)
         self.requests.clear()
 
@@ -87,10 +87,11 @@ class _Handler(RequestHandler):
             path = self.path.partition("?")[0]
             kind = "upload" if path.startswith("/upload") else "read" if "/o/" in path else "list"
             self.store.requests[f"{method} {kind}"] += 1
-            if self.store.forbidden or self._precondition_fails():
+            is_forbidden = self.store.forbidden and re.match(self.store.forbidden, f"{method} {path}")
+            if is_forbidden or self._precondition_fails():
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 response = Response(self)
-                response.status = HTTPStatus.FORBIDDEN if self.store.forbidden else HTTPStatus.PRECONDITION_FAILED
+                response.status = HTTPStatus.FORBIDDEN if is_forbidden else HTTPStatus.PRECONDITION_FAILED
                 response.json({"error": {"code": response.status.value, "message": response.status.phrase}})
                 response.close()
                 return

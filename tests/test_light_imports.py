@@ -14,7 +14,17 @@ from flash_lm.errors import InputError
 from flash_lm.inference.export import FORMATS
 
 SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
-SLOW += ("transformers", "huggingface_hub", "matplotlib", "tensorboardX", "fastapi", "uvicorn", "etils", "fsspec", "gcsfs")
+SLOW += (
+    "transformers",
+    "huggingface_hub",
+    "matplotlib",
+    "tensorboardX",
+    "fastapi",
+    "uvicorn",
+    "etils",
+    "fsspec",
+    "gcsfs",
+)
 # Runs a module like python -m; at the end it prints which slow modules were imported, and whether it restarted.
 PROGRAM = """
 import os, runpy, sys

@@ -17,6 +17,7 @@ from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.runs.lease import LEASE_S, Lease
 from flash_lm.runs.local_copy import GrowingFiles, fetch
+from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.storage import explain_errors, object_store, to_path
 from flash_lm.training.metrics import MetricsWriter
 
@@ -38,16 +39,23 @@ def test_what_the_object_store_refuses_is_one_line(bucket):
         to_path("gs://")
     folder, growing = to_path("gs://bucket/run"), GrowingFiles(to_path("gs://bucket/run"))
     (growing.folder / "metrics.jsonl").write_text("{}\n")
-    bucket.forbidden = True
-    refused = r"^gs://bucket/\S+: no right to do this: give your account the role Storage Object User in the bucket.*$"
+    refused = r"^gs://bucket/\S+: no right to do this: log in with gcloud auth application-default login, and give .*$"
+    bucket.forbidden = "GET .*/o$"  # to list objects
     with pytest.raises(InputError, match=refused):
         to_path("gs://bucket/private")
-    with pytest.raises(InputError, match=refused):
-        Lease(folder / "lock").take()
+    bucket.forbidden = "POST "  # to write objects
+    with pytest.raises(InputError, match=refused), lock_folder(folder):
+        pass
     with pytest.raises(RunError, match=refused):
         growing.upload()
+    bucket.forbidden = "GET .*/b/bucket$"  # to read the bucket's properties, which Orbax needs later
+    with pytest.raises(InputError, match=refused), lock_folder(folder):
+        pass
+    assert bucket.names() == []
     with (
-        pytest.raises(RunError, match=r"^gs://bucket/x cannot be reached \(no route\): check the network, and try"),
+        pytest.raises(
+            RunError, match=r"^gs://bucket/x cannot be reached \(no route\): check login, project"
+        ),
         explain_errors("gs://bucket/x", RunError),
     ):
         raise aiohttp.ClientConnectionError("no route")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from flash_lm.runs.jsonl import Line, read_jsonl
 from flash_lm.runs.run_name import BEST, NEWEST, RunName, run_name
+from flash_lm.runs.storage import absolute
 
 Run = str | os.PathLike[str] | RunName
 

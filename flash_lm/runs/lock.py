@@ -14,6 +14,7 @@ from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError
 from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.lease import Lease
+from flash_lm.runs.storage import check_bucket
 
 _log = logging.getLogger(__name__)
 NAME = "lock"
@@ -43,6 +44,7 @@ def _lease(workdir: pathlib.Path) -> Iterator[tuple[str | None, Callable[[], Non
     if not is_first():
         yield None, _nothing_to_check
         return
+    check_bucket(workdir)
     lease = Lease(workdir / NAME)
     holder = lease.take()
     if holder is None:

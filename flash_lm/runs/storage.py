@@ -89,10 +89,20 @@ def explain_errors(
         text = first_line(error)
         if "Forbidden" in text or getattr(error, "code", None) in (401, 403):
             raise kind(
-                f"{path}: no right to do this: give your account the role Storage Object User in the bucket, and log "
-                "in with gcloud auth application-default login"
+                f"{path}: no right to do this: log in with gcloud auth application-default login, and give the account "
+                "the roles Storage Object User and Storage Legacy Bucket Reader on the bucket"
             ) from None
-        raise kind(f"{path} cannot be reached ({text}): check the network, and try again") from None
+        raise kind(f"{path} cannot be reached ({text}): check login, project and network, and try again") from None
+
+
+def check_bucket(path: pathlib.Path) -> None:
+    """Checks that the properties of a bucket can be read, which Orbax does when it saves.
+
+    Raises:
+        InputError: they cannot, or the bucket cannot be reached.
+    """
+    with explain_errors(path):
+        object_store().call("GET", "b/{}", str(path).split("/")[2])
 
 
 def absolute(path: pathlib.Path) -> pathlib.Path:

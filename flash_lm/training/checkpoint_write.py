@@ -18,7 +18,7 @@ from flash_lm.errors import RunError
 from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import NEWEST, RunName
-from flash_lm.runs.storage import move_folder
+from flash_lm.runs.storage import explain_errors, move_folder
 from flash_lm.training import checkpoint_read
 from flash_lm.training.train_state import TrainState
 
@@ -31,6 +31,11 @@ _ADVICE = {
     os.strerror(errno.EACCES): "allow writing there",
     os.strerror(errno.EROFS): "allow writing there",
     os.strerror(errno.EIO): "check the disk",
+    # Of an object store.
+    "PERMISSION_DENIED": "allow writing there",
+    "Forbidden": "allow writing there",
+    "UNAVAILABLE": "check the network",
+    "DEADLINE_EXCEEDED": "check the network",
 }
 
 
@@ -66,7 +71,8 @@ class Checkpoints:
         )
         # The policy alone does not write the metrics, and a resumed run would not know which one is the best.
         options = ocp.CheckpointManagerOptions(preservation_policy=policy, best_fn=rank, cleanup_tmp_directories=True)
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        with explain_errors(self._folder):
+            self._manager = ocp.CheckpointManager(self._folder, options=options)
 
     def newest(self) -> int | None:
         """Step of the newest checkpoint, whether intact or not."""
