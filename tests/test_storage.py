@@ -53,9 +53,7 @@ def test_what_the_object_store_refuses_is_one_line(bucket):
         pass
     assert bucket.names() == []
     with (
-        pytest.raises(
-            RunError, match=r"^gs://bucket/x cannot be reached \(no route\): check login, project"
-        ),
+        pytest.raises(RunError, match=r"^gs://bucket/x cannot be reached \(no route\): check login, project"),
         explain_errors("gs://bucket/x", RunError),
     ):
         raise aiohttp.ClientConnectionError("no route")

@@ -57,10 +57,13 @@ class RunFolder:
         Raises:
             InputError: the folder holds something other than a run.
         """
-        if not self.path.exists():
+        try:
+            names = [path.name for path in self.path.iterdir()]
+        except FileNotFoundError:
             return False
+        except NotADirectoryError:
+            names = [self.path.name]
         # Files that a run writes before its config do not count.
-        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else [self.path.name]
         names = [name for name in names if name not in _BEFORE_CONFIG]
         if not names:
             return False

@@ -1,11 +1,15 @@
 """A run whose folder, corpus and cache lie in an object store."""
 
 import itertools
+import os
 import pathlib
+import socket
+import subprocess
 import time
 
+import numpy as np
 import pytest
-from small import small_config, write_corpus
+from small import command, override_flags, small_config, write_corpus
 
 import flash_lm
 from flash_lm import evaluate, export
@@ -18,6 +22,8 @@ from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 RUN, CORPUS, CACHE, EXPORT = (f"gs://bucket/{name}" for name in ("runs/x", "text", "cache", "exported/x"))
+
+COMMITTED = "/commit_success.txt"
 
 
 def losses(workdir) -> list[tuple[int, str, float]]:
@@ -80,3 +86,65 @@ def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
     assert len(texts) == 1
     with pytest.raises(InputError, match=f"--out={EXPORT} already exists"):
         export.main([f"--workdir={RUN}", f"--out={EXPORT}", "--license=mit"])
+
+
+def start(config, *words: str, home: pathlib.Path, devices: int = 1) -> subprocess.Popen:
+    """Starts training on a machine with its own disk."""
+    flags = ["--config=configs/base.py", *override_flags(config), f"--workdir={RUN}", *words]
+    return command("flash_lm.train", *flags, devices=devices, env=os.environ | {"HOME": str(home)})
+
+
+def wait_for(bucket, step: int, *processes: subprocess.Popen) -> None:
+    while not any(int(x.split("/")[3]) >= step for x in bucket.names("runs/x/checkpoints/") if COMMITTED in x):
+        assert all(process.poll() is None for process in processes), [x.communicate() for x in processes]
+        time.sleep(0.05)
+
+
+@pytest.mark.slow("starts three processes that train, one of which waits for the lease of a killed one")
+def test_a_killed_run_goes_on_elsewhere(bucket, tmp_path):
+    write_corpus(tmp_path / "text")
+    upload(tmp_path / "text", CORPUS)
+    config = small_config(f"{CORPUS}/*.txt", tmp_path / "cache")
+    config.data.cache_dir = CACHE
+    config.train.update(steps=100_000, checkpoint_every=100, eval_every=1000, log_every=50)
+    first = start(config, home=tmp_path / "one")
+    wait_for(bucket, 100, first)
+    began = time.monotonic()
+    _, err = start(config, home=tmp_path / "two").communicate(timeout=300)
+    line = err.splitlines()[-1]
+    assert line.startswith("error: process ") and " is training in gs://bucket/runs/x: wait for it to end" in line
+    assert "Traceback" not in err and time.monotonic() - began < 45
+    first.kill()
+    first.communicate()
+    step = max(line["step"] for line in read_jsonl(to_path(RUN) / "metrics.jsonl"))
+    again = start(config, home=tmp_path / "two")
+    wait_for(bucket, step + 100, again)
+    again.terminate()
+    out, err = again.communicate(timeout=300)
+    assert again.returncode == 75 and "stopped and saved at step" in out, err
+    steps = [line["step"] for line in read_jsonl(to_path(RUN) / "metrics.jsonl") if line["split"] == "train"]
+    assert steps == [*range(50, steps[-1] + 1, 50)] and not bucket.names("runs/x/lock/")
+
+
+@pytest.mark.slow("starts two processes that train, twice")
+def test_hosts_without_a_shared_disk(bucket, tmp_path):
+    """The losses are those of one host, and of a run that has been stopped and goes on."""
+    write_corpus(tmp_path / "text")
+    upload(tmp_path / "text", CORPUS)
+    config = small_config(f"{CORPUS}/*.txt", tmp_path / "cache")
+    config.data.update(tokenizer="sentencepiece", vocab_size=320, cache_dir=CACHE)
+    train(config, tmp_path / "alone")
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            hosts = f"--hosts=127.0.0.1:{free.getsockname()[1]},2"
+        processes = [start(config, f"{hosts},{i}", home=tmp_path / str(i), devices=4) for i in range(2)]
+        outputs = [process.communicate(timeout=300) for process in processes]
+        for process, (_, err) in zip(processes, outputs, strict=True):
+            assert not process.returncode, err[-3000:]
+        there, here = losses(to_path(RUN)), losses(tmp_path / "alone")
+        assert [line[:2] for line in there] == [line[:2] for line in here]
+        np.testing.assert_allclose([line[2] for line in there], [line[2] for line in here], rtol=1e-5)
+        assert not bucket.names("runs/x/lock/")
+        bucket.storage.delete_file("bucket", f"runs/x/checkpoints/12{COMMITTED}")
+    assert "step 9 of 12" in outputs[0][0] and not outputs[1][0]
