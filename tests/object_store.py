@@ -152,7 +152,7 @@ def environment(address: str) -> dict[str, str]:
 
 
 class _Server(server.ThreadingHTTPServer):
-    daemon_threads = True
+    daemon_threads, request_queue_size = True, 128
 
     def handle_error(self, request, client_address):
         """Says nothing: TensorStore closes a connection when it knows enough."""

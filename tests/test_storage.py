@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -18,7 +19,7 @@ from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.runs.lease import LEASE_S, Lease
 from flash_lm.runs.local_copy import GrowingFiles, fetch
 from flash_lm.runs.lock import lock_folder
-from flash_lm.runs.storage import explain_errors, object_store, to_path
+from flash_lm.runs.storage import explain_errors, object_store, to_path, upload
 from flash_lm.training.metrics import MetricsWriter
 
 LOCK = "gs://bucket/run/lock"
@@ -198,6 +199,17 @@ def test_objects_are_copied_when_they_have_changed(bucket):
     files = find_files(with_local_files(DataConfig(path="gs://bucket/*/[d-t]*.txt")).path)
     assert [(pathlib.Path(file.path).name, file.split) for file in files] == [("train.txt", "train")]
     assert not fetch("gs://bucket/none").exists()
+    with pytest.raises(InputError, match=r"^no object matches data.path=gs://bucket/none/\*: give a file, a folder"):
+        with_local_files(DataConfig(path="gs://bucket/none/*"))
+    (problem,) = DataConfig(path="gs://bucket/a", corpus="hf", streaming=True, length=32).problems()
+    assert problem.startswith("data.path=gs://bucket/a is copied to this machine, and data.streaming keeps nothing")
+
+
+def test_a_large_file_is_uploaded_and_copied_in_parts(bucket, tmp_path):
+    content = random.Random(0).randbytes(6 << 20)
+    (tmp_path / "large").write_bytes(content)
+    upload(tmp_path / "large", to_path("gs://bucket/large"))
+    assert bucket.requests["POST upload"] > 1 and fetch("gs://bucket/large").read_bytes() == content
 
 
 def test_a_cache_is_shared_by_machines(bucket, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from flash_lm.config.addresses import address_problem
+from flash_lm.config.addresses import address_problem, is_remote
 from flash_lm.config.keys import Group, at_least, key, one_of
 from flash_lm.config.registry import CORPORA
 
@@ -100,6 +100,11 @@ class DataConfig(Group, name="data"):
         for name in ("path", "cache_dir"):
             if problem := address_problem(getattr(self, name) or ""):
                 sentences.append(f"data.{name}={problem}")
+        if self.streaming and self.path and is_remote(self.path):
+            sentences.append(
+                f"data.path={self.path} is copied to this machine, and data.streaming keeps nothing there: set "
+                "data.streaming=false, or stream a data set of the hub"
+            )
         if self.tokens_per_batch % self.length:
             sentences.append(
                 f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"

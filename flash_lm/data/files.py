@@ -29,11 +29,14 @@ def with_local_files(config: DataConfig) -> DataConfig:
     """A config whose data.path lies on this machine: what lies in an object store is copied first.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: it cannot be read, or nothing is there.
     """
     if not config.path or not is_remote(config.path):
         return config
-    return dataclasses.replace(config, path=str(fetch(config.path)))
+    local = str(fetch(config.path))
+    if not os.path.exists(local) and not glob.glob(local, recursive=True):
+        raise InputError(f"no object matches data.path={config.path}: give a file, a folder or a glob")
+    return dataclasses.replace(config, path=local)
 
 
 class DataFile(NamedTuple):

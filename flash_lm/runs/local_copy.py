@@ -6,6 +6,7 @@ again when the object has changed.
 
 import contextlib
 import glob
+import logging
 import os
 import pathlib
 import secrets
@@ -19,7 +20,9 @@ from flash_lm.config.addresses import is_remote
 from flash_lm.errors import RunError
 from flash_lm.runs.storage import explain_errors, object_store, to_path, upload
 
+_log = logging.getLogger(__name__)
 _COPIES = os.path.join("~", ".cache", "flash_lm", "gs")
+_MENTIONED = 10**8  # bytes; less is copied without a message
 
 
 def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -53,8 +56,7 @@ def fetch(path: str | os.PathLike[str]) -> pathlib.Path:
         for copy in here:
             if copy.is_file() and copy not in found:
                 copy.unlink(missing_ok=True)
-        for copy, info in found.items():
-            _copy(info, copy)
+        _copy({copy: info for copy, info in found.items() if not _is_current(copy, info)}, address)
     return local
 
 
@@ -68,22 +70,36 @@ def _list(address: str) -> list[dict[str, Any]]:
     return [info for info in infos if info["type"] == "file" and not info["name"].endswith("/")]
 
 
-def _copy(info: dict[str, Any], copy: pathlib.Path) -> None:
-    """Copies an object, unless the copy has its size and the time of its last change."""
-    changed = datetime.fromisoformat(info["updated"])
-    time_ns = int(changed.timestamp()) * 10**9 + changed.microsecond * 1000
-    with contextlib.suppress(OSError):
-        status = copy.stat()
-        if (status.st_size, status.st_mtime_ns) == (int(info["size"]), time_ns):
-            return
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    partial = copy.with_name(f".{copy.name}-{secrets.token_hex(8)}")
+def _is_current(copy: pathlib.Path, info: dict[str, Any]) -> bool:
+    """Whether a copy has the size of its object, and the time of its last change."""
     try:
-        object_store().get_file(info["name"], str(partial))
-        os.utime(partial, ns=(time_ns, time_ns))
-        os.replace(partial, copy)
+        status = copy.stat()
+    except FileNotFoundError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (int(info["size"]), _changed_ns(info))
+
+
+def _changed_ns(info: dict[str, Any]) -> int:
+    changed = datetime.fromisoformat(info["updated"])
+    return int(changed.timestamp()) * 10**9 + changed.microsecond * 1000
+
+
+def _copy(found: dict[pathlib.Path, dict[str, Any]], address: str) -> None:
+    """Copies objects; each file gets its name when it is complete, since other processes may read it."""
+    size = sum(int(info["size"]) for info in found.values())
+    if size > _MENTIONED:
+        _log.info("copying %.1f GB of %s to %s", size / 10**9, address, _COPIES)
+    partial = {copy: copy.with_name(f".{copy.name}-{secrets.token_hex(8)}") for copy in found}
+    for copy in found:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        object_store().get([info["name"] for info in found.values()], [str(path) for path in partial.values()])
+        for copy, info in found.items():
+            os.utime(partial[copy], ns=(_changed_ns(info), _changed_ns(info)))
+            os.replace(partial[copy], copy)
     finally:
-        partial.unlink(missing_ok=True)
+        for path in partial.values():
+            path.unlink(missing_ok=True)
 
 
 class GrowingFiles:
