@@ -7,6 +7,7 @@ from flash_lm.cli.types import mesh_shapes, split_words
 from flash_lm.config.plugins import import_plugins
 from flash_lm.errors import InputError
 from flash_lm.runs.run_name import HUB, RunName
+from flash_lm.runs.storage import reach
 
 HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
 HOSTS_HELP = "run as one of several processes: of the detected cluster, or of COUNT, with process 0 at ADDRESS:PORT"
@@ -74,11 +75,11 @@ def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> 
     """The file to which a command adds its lines: that of --out, or one in the run's folder.
 
     Raises:
-        InputError: a model on the hub has no folder of results.
+        InputError: a model on the hub has no folder of results; or it is in a bucket that cannot be reached.
     """
     if arguments.out is None and arguments.workdir.startswith(HUB):
         raise InputError(f"{arguments.workdir} is on the hub and has no folder for results: give --out=FILE.jsonl")
-    return arguments.out or name.workdir / default
+    return reach(arguments.out or name.workdir / default)
 
 
 def begin(arguments: argparse.Namespace) -> None:

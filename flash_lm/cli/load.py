@@ -21,7 +21,7 @@ from flash_lm.config.overrides import apply_overrides, check_path, parse_tuple
 from flash_lm.config.plugins import import_plugins, plugin_names
 from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
-from flash_lm.runs.storage import to_path
+from flash_lm.runs.storage import reach
 
 _log = logging.getLogger(__name__)
 _CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -145,7 +145,7 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
     import_plugins(_names(flag[-1]) if flag else ())
     is_packaged = (_CONFIGS / f"{path}.py").exists()
-    is_run = not is_packaged and (to_path(path) / "config.json").exists()
+    is_run = not is_packaged and (reach(path) / "config.json").exists()
     config: Any = _config_of_run(path) if is_run else read_config(path)
     import_plugins(() if flag else plugin_names(config))  # the flag replaces the config's plugins
     add_sections(config)

@@ -29,7 +29,7 @@ from flash_lm.data.tokenizer import ByteTokenizer, Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.runs.local_copy import fetch, local_path
-from flash_lm.runs.storage import is_complete, to_path, upload_folder
+from flash_lm.runs.storage import is_complete, reach, upload_folder
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
@@ -90,7 +90,7 @@ def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsp
     Raises:
         InputError: the corpus or the tokenizer cannot be loaded, or a split has no text.
     """
-    cache = to_path(os.path.expanduser(config.cache_dir))
+    cache = reach(os.path.expanduser(config.cache_dir))
     # A run keeps its tokens if its corpus has changed or is gone.
     kept = _load_kept(config, cache, known) if known and not config.streaming and not unsplit else None
     try:

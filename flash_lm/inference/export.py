@@ -22,6 +22,7 @@ from flash_lm.runs.hosts import fetch_array, gather_from_hosts, is_first
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_folder import is_export
+from flash_lm.runs.storage import reach
 from flash_lm.training.export_folder import flatten_arrays, new_folder, write_json, write_weights
 from flash_lm.training.train_state import Params
 
@@ -57,7 +58,7 @@ def check_export(
         raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
     if not license_.strip():
         raise InputError("--license is empty: give the model's licence, such as apache-2.0 or other")
-    if gather_from_hosts(out.exists() or os.path.lexists(out))[0]:
+    if gather_from_hosts(reach(out).exists() or os.path.lexists(out))[0]:
         raise InputError(f"--out={out} already exists: give a new folder")
     kind.check(trained)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from flash_lm.config.addresses import is_remote
 from flash_lm.errors import RunError
-from flash_lm.runs.storage import explain_errors, object_store, to_path, upload
+from flash_lm.runs.storage import explain_errors, object_store, reach, upload
 
 _log = logging.getLogger(__name__)
 _COPIES = os.path.join("~", ".cache", "flash_lm", "gs")
@@ -29,7 +29,7 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """Where the local copy of a remote path lies, whether it exists or not; a local path itself."""
     if not is_remote(path):
         return pathlib.Path(path)
-    return pathlib.Path(os.path.expanduser(_COPIES), os.fspath(to_path(path)).partition("://")[2])
+    return pathlib.Path(os.path.expanduser(_COPIES), os.fspath(reach(path)).partition("://")[2])
 
 
 def fetch(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -48,7 +48,7 @@ def fetch(path: str | os.PathLike[str]) -> pathlib.Path:
     if not is_remote(path):
         return local
     # What the bucket has.
-    address, copies = os.fspath(to_path(path)), pathlib.Path(os.path.expanduser(_COPIES))
+    address, copies = os.fspath(reach(path)), pathlib.Path(os.path.expanduser(_COPIES))
     with explain_errors(address):
         found = {copies / info["name"]: info for info in _list(address)}
         # What has gone from the bucket must not be read any more.

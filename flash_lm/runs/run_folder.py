@@ -25,7 +25,7 @@ from flash_lm.runs.json_file import load_json
 from flash_lm.runs.jsonl import append_jsonl, read_lines
 from flash_lm.runs.labels import NAME as LABELS
 from flash_lm.runs.provenance import config_hash
-from flash_lm.runs.storage import to_path, write_text
+from flash_lm.runs.storage import reach, write_text
 
 _CONFIG, _CHANGES = "config.json", "changes.jsonl"
 _PARTIAL = f"{_CONFIG}.partial"
@@ -49,7 +49,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]):
         """Reads nothing yet."""
-        self.path = to_path(path)
+        self.path = reach(path)
 
     def holds_run(self) -> bool:
         """Whether a run has begun in this folder.

@@ -5,7 +5,7 @@ import pathlib
 from typing import NamedTuple
 
 from flash_lm.errors import InputError
-from flash_lm.runs.storage import to_path
+from flash_lm.runs.storage import reach
 
 NEWEST, BEST = "newest", "best"
 HUB = "hub:"  # begins the name of a model on the Hugging Face hub
@@ -46,14 +46,14 @@ def run_name(name: "str | os.PathLike[str] | RunName") -> RunName:
     if isinstance(name, RunName):
         return name
     text = os.fspath(name)
-    if text.endswith(_EMA) and not to_path(text).is_dir():
+    if text.endswith(_EMA) and not reach(text).is_dir():
         return run_name(text.removesuffix(_EMA))._replace(ema=True)
     # An existing folder comes before a checkpoint of another one.
     folder, at, which = text.rpartition("@")
-    if not at or "/" in which or to_path(text).is_dir():
-        return RunName(to_path(text), NEWEST)
+    if not at or "/" in which or reach(text).is_dir():
+        return RunName(reach(text), NEWEST)
     if not folder or not (which in (NEWEST, BEST) or (which.isascii() and which.isdecimal())):
         raise InputError(
             f"{text} must be RUN, RUN@{NEWEST}, RUN@{BEST} or RUN@STEP, such as runs/x@300, perhaps with {_EMA}"
         )
-    return RunName(to_path(folder), int(which) if which.isdecimal() else which)
+    return RunName(reach(folder), int(which) if which.isdecimal() else which)

@@ -22,18 +22,29 @@ def to_path(name: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a name: pathlib's on this machine, and for gs:// the one of etils, which has the same methods.
 
     Raises:
-        InputError: an address of another kind; or its objects cannot be listed, and why.
+        InputError: an address of another kind.
     """
     if problem := address_problem(text := os.fspath(name)):
         raise InputError(problem)
     if not is_remote(text):
         return pathlib.Path(text)
-    scheme, _, rest = text.partition(":")
-    address = f"{scheme}://{rest.strip('/')}"  # pathlib makes one slash of two
-    _check_access(address)
     from etils import epath  # noqa: PLC0415 (not needed for local paths)
 
+    scheme, _, rest = text.partition(":")
+    address = f"{scheme}://{rest.strip('/')}"  # pathlib makes one slash of two
     return typing.cast(pathlib.Path, epath.Path(address))
+
+
+def reach(name: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a name as `to_path`; checks that what is there can be listed, if it is an address.
+
+    Raises:
+        InputError: as `to_path`; or the client, the bucket, a right or the network is missing.
+    """
+    path = to_path(name)
+    if is_remote(path):
+        _check_access(str(path))
+    return path
 
 
 @functools.cache
