@@ -46,25 +46,26 @@ def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
     train(local, tmp_path / "run")
     expected = losses(tmp_path / "run")
 
-    # Another process takes the run over, and is then silent; the newest checkpoint is as after a kill.
-    monkeypatch.setattr(lease, "LEASE_S", 1.0)
+    # Another process takes the run over, and ends; the newest checkpoint is as after a kill.
+    monkeypatch.setattr(lease, "LEASE_S", 10.0)
     monkeypatch.setattr(lease, "RENEW_S", 0.2)
+    other, steps = lease.Lease(to_path(f"{RUN}/lock"), now=lambda: time.time() + 11), itertools.count(1)
 
     def lose() -> bool:
-        if next(steps) == 8:
-            other = lease.Lease(to_path(f"{RUN}/lock"), now=lambda: time.time() + lease.LEASE_S)
-            assert other.take() is None
-            time.sleep(0.4)  # until it would be renewed
+        if (step := next(steps)) == 8:
+            assert other.take() is None  # for its clock our lease has ended
+        if step >= 8:
+            time.sleep(1)  # ours would be renewed meanwhile
         return False
 
-    steps = itertools.count(1)
     with pytest.raises(RunError, match=r"^gs://bucket/runs/x/lock: process \d+ on \S+ has taken over"):
         train(config, RUN, lose)
     there = losses(to_path(RUN))
     assert there == expected[: len(there)] and there[-1][0] == 6
-    bucket.storage.delete_file("bucket", "runs/x/checkpoints/6/commit_success.txt")
+    bucket.storage.delete_file("bucket", f"runs/x/checkpoints/6{COMMITTED}")
+    other.release()
 
-    # The same command goes on from the checkpoint before, when the lease has ended; meanwhile nobody else may train.
+    # The same command goes on from the checkpoint before; meanwhile nobody else may train.
     def try_to_train() -> bool:
         if next(steps) == 5:
             with pytest.raises(InputError, match=r"^process \d+ on .* is training in gs://bucket/runs/x: wait for it"):
