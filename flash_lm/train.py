@@ -17,7 +17,7 @@ def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.train", description=main.__doc__)
     add_config_flag(parser)
-    parser.add_argument("--workdir", help="the run's folder; default: runs/<name of the config>")
+    parser.add_argument("--workdir", help="the run's folder, perhaps at gs://; default: runs/<name of the config>")
     parser.add_argument(
         "--plan",
         nargs="?",

@@ -1,7 +1,8 @@
 """A server of Google Cloud Storage in this process, for tests: an emulator, with what it lacks.
 
-The emulator ignores preconditions (https://cloud.google.com/storage/docs/request-preconditions) and does not send the
-generation of an object with its content (https://cloud.google.com/storage/docs/xml-api/reference-headers).
+The emulator ignores preconditions (https://cloud.google.com/storage/docs/request-preconditions), does not move objects
+(https://cloud.google.com/storage/docs/json_api/v1/objects/move), and does not send the generation of an object with its
+content (https://cloud.google.com/storage/docs/xml-api/reference-headers).
 """
 
 import contextlib
@@ -25,6 +26,8 @@ from flash_lm.runs import local_copy, storage
 BUCKET = "bucket"
 logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL + 1)  # an object that is missing is no error
 _OBJECT = re.compile(r"(?:/download|/upload)?/storage/v1/b/(?P<bucket>[^/]+)/o(?:/(?P<name>[^/]+))?")
+
+_MOVE = re.compile(r"/storage/v1/b/(?P<bucket>[^/]+)/o/(?P<source>[^/]+)/moveTo/o/(?P<target>[^/]+)")
 
 
 class Store:
@@ -95,7 +98,21 @@ class _Handler(RequestHandler):
                 response.json({"error": {"code": response.status.value, "message": response.status.phrase}})
                 response.close()
                 return
-            Router(self).handle(method)
+            if match := _MOVE.fullmatch(path):
+                self._move(match["bucket"], unquote(match["source"]), unquote(match["target"]))
+            else:
+                Router(self).handle(method)
+
+    def _move(self, bucket: str, source: str, target: str) -> None:
+        storage, response = self.store.storage, Response(self)
+        try:
+            about = storage.get_file_obj(bucket, source) | {"name": target}
+            storage.create_file(bucket, target, storage.get_file(bucket, source), about)
+            storage.delete_file(bucket, source)
+            response.json(about)
+        except NotFound:
+            response.status = HTTPStatus.NOT_FOUND
+        response.close()
 
     def _precondition_fails(self) -> bool:
         query = dict(re.findall(r"[?&]([^=&]+)=([^&]*)", self.path))
@@ -146,7 +163,6 @@ def environment(address: str) -> dict[str, str]:
         "TENSORSTORE_GCS_HTTP_URL": address,
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
         "GOOGLE_CLOUD_PROJECT": "test",
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         "NO_GCE_CHECK": "true",
     }
 

@@ -46,6 +46,8 @@ def test_what_the_object_store_refuses_is_one_line(bucket):
     bucket.forbidden = "POST "  # to write objects
     with pytest.raises(InputError, match=refused), lock_folder(folder):
         pass
+    with pytest.raises(InputError, match=refused):
+        append_jsonl(folder / "results.jsonl", [{}])
     with pytest.raises(RunError, match=refused):
         growing.upload()
     bucket.forbidden = "GET .*/b/bucket$"  # to read the bucket's properties, which Orbax needs later

@@ -47,7 +47,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--workdir",
         required=True,
         metavar="RUN[@newest|@best|@STEP]",
-        help="the run's folder, and which checkpoint; or the folder of an export, or hub:OWNER/NAME",
+        help="the run's folder, perhaps at gs://, and which checkpoint; or the folder of an export, or hub:OWNER/NAME",
     )
     parser.add_argument("--mesh", default="-1,1,1", help="devices along data, fsdp and tensor; one may be -1: the rest")
     add_plugins_flag(parser)

@@ -28,7 +28,7 @@ from flash_lm.data.tokenized_text import TokenizedText, encode
 from flash_lm.data.tokenizer import ByteTokenizer, Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
-from flash_lm.runs.local_copy import fetch, local_path
+from flash_lm.runs.local_copy import copy_path, fetch
 from flash_lm.runs.storage import is_complete, reach, upload_folder
 
 _log = logging.getLogger(__name__)
@@ -268,10 +268,10 @@ def _load_or_make(
     """
     if is_remote(folder):
         uploaded = is_complete(folder, _COMPLETE)
-        made = _load_or_make(fetch(folder) if uploaded else local_path(folder), make, load)
+        made = _load_or_make(fetch(folder) if uploaded else copy_path(folder), make, load)
         if not uploaded:
-            (local_path(folder) / _COMPLETE).touch()
-            upload_folder(local_path(folder), folder, _COMPLETE)
+            (copy_path(folder) / _COMPLETE).touch()
+            upload_folder(copy_path(folder), folder, _COMPLETE)
         return made
     for _ in range(3):  # another process may find it damaged and remove it before it is read
         if folder.exists():

@@ -248,7 +248,7 @@ def load(
     ('transformer_plus_plus', 2)
 
     Args:
-        run: a run, such as runs/mine or runs/mine@best, the folder of an exported model, or hub:OWNER/NAME.
+        run: a run, such as runs/mine or gs://bucket/mine@best, the folder of an exported model, or hub:OWNER/NAME.
         dtype: dtype of parameters and computation, float32 or bfloat16; None: as trained.
         mesh: devices along (data, fsdp, tensor).
         overrides: words such as --config.model.quadratic.implementation=blocked, for keys that do not change the model.

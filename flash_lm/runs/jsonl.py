@@ -8,6 +8,7 @@ from typing import Any
 from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError
 from flash_lm.runs.json_file import parse_json
+from flash_lm.runs.storage import explain_errors
 
 Line = dict[str, Any]
 
@@ -48,9 +49,14 @@ def write_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
 
 
 def append_jsonl(path: pathlib.Path, lines: list[Line]) -> None:
-    """Appends lines to a JSONL file, instead of a truncated last one; creates its folder if necessary."""
+    """Appends lines to a JSONL file, instead of a truncated last one; creates its folder if necessary.
+
+    Raises:
+        InputError: the file is in an object store, and cannot be written; or a line of it is damaged.
+    """
     if is_remote(path):  # nothing grows there
-        write_jsonl(path, read_lines(path) + lines)
+        with explain_errors(path):
+            write_jsonl(path, read_lines(path) + lines)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     # A process that was killed may have left a part of a line.

@@ -25,7 +25,7 @@ _COPIES = os.path.join("~", ".cache", "flash_lm", "gs")
 _MENTIONED = 10**8  # bytes; less is copied without a message
 
 
-def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
+def copy_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """Where the local copy of a remote path lies, whether it exists or not; a local path itself."""
     if not is_remote(path):
         return pathlib.Path(path)
@@ -44,7 +44,7 @@ def fetch(path: str | os.PathLike[str]) -> pathlib.Path:
     Raises:
         InputError: they cannot be read.
     """
-    local = local_path(path)
+    local = copy_path(path)
     if not is_remote(path):
         return local
     # What the bucket has.

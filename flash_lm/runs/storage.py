@@ -28,6 +28,7 @@ def to_path(name: str | os.PathLike[str]) -> pathlib.Path:
         raise InputError(problem)
     if not is_remote(text):
         return pathlib.Path(text)
+    _set_up()
     from etils import epath  # noqa: PLC0415 (not needed for local paths)
 
     scheme, _, rest = text.partition(":")
@@ -48,20 +49,30 @@ def reach(name: str | os.PathLike[str]) -> pathlib.Path:
 
 
 @functools.cache
+def _set_up() -> None:
+    """Settings of the libraries, before the first of them is used."""
+    # One client, that of the tests: epath would prefer TensorFlow, where that is installed, and gcsfs has another one.
+    for variable in ("EPATH_USE_TF", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
+        os.environ.setdefault(variable, "false")
+    # Others write between two looks, and so does TensorStore: listings are not kept.
+    import fsspec.config  # noqa: PLC0415 (not needed for local paths)
+
+    fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+    # Errors reach us as exceptions, and need not be logged.
+    for name in ("gcsfs", "google.auth"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@functools.cache
 def object_store() -> Any:
     """The file system of fsspec for gs:// addresses.
 
     Raises:
         InputError: its client is not installed, or nobody is logged in.
     """
-    # epath would prefer TensorFlow, where that is installed. Errors reach us as exceptions, and need not be logged.
-    os.environ.setdefault("EPATH_USE_TF", "false")
-    for name in ("gcsfs", "google.auth"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    # Others write between two looks, so listings are not kept.
-    import fsspec.config  # noqa: PLC0415 (not needed for local paths)
+    _set_up()
+    import fsspec  # noqa: PLC0415 (not needed for local paths)
 
-    fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
     try:
         return fsspec.filesystem("gcs")
     except ImportError as error:

@@ -46,7 +46,7 @@ def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
     train(local, tmp_path / "run")
     expected = losses(tmp_path / "run")
 
-    # Another process takes the run over, and ends; the newest checkpoint is as after a kill.
+    # Another process takes the run over, and ends; the newest checkpoint is damaged.
     monkeypatch.setattr(lease, "LEASE_S", 10.0)
     monkeypatch.setattr(lease, "RENEW_S", 0.2)
     other, steps = lease.Lease(to_path(f"{RUN}/lock"), now=lambda: time.time() + 11), itertools.count(1)
@@ -62,7 +62,7 @@ def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
         train(config, RUN, lose)
     there = losses(to_path(RUN))
     assert there == expected[: len(there)] and there[-1][0] == 6
-    bucket.storage.delete_file("bucket", f"runs/x/checkpoints/6{COMMITTED}")
+    (to_path(RUN) / "checkpoints" / "6" / "facts" / "metadata").write_text("{}")
     other.release()
 
     # The same command goes on from the checkpoint before; meanwhile nobody else may train.
@@ -75,6 +75,7 @@ def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
     steps = itertools.count(1)
     assert train(config, RUN, try_to_train)
     assert losses(to_path(RUN)) == expected and not bucket.names("runs/x/lock/")
+    assert bucket.names("runs/x/damaged/6/state/") and not bucket.names("runs/x/checkpoints/6/")
     there, here = (sorted(x.name for x in (y / "checkpoints").iterdir()) for y in (to_path(RUN), tmp_path / "run"))
     assert there == here
 
