@@ -2,8 +2,8 @@
 
 A lease is a chain of numbered objects, of which each names the holder and the time until which it holds; the one with
 the highest number counts. To take or renew a lease is to create the next number, which succeeds only if nobody else has
-created it, so that two processes never both believe that they hold the run. That is all that is asked of the store:
-strongly consistent listings, and the condition that an object does not exist
+created it, and to see that it counts. So two processes never both believe that they hold the run. All that is asked of
+the store are strongly consistent listings, and the condition that an object does not exist
 (https://cloud.google.com/storage/docs/request-preconditions).
 """
 
@@ -74,22 +74,12 @@ class Lease:
                         return held["holder"]
                     self._sleep(min(_LOOK_S, LEASE_S / 10))
                 elif self._create(number + 1):
-                    if self._newest()[0] == self._number:
-                        if held:
-                            object_store().rm_file(self._name(number))
-                        return None
-                    # A number that a quicker process has used and removed since we looked.
-                    object_store().rm_file(self._name(self._number))
+                    return None
 
     def renew(self) -> None:
         """Renews the lease, or learns that another process has taken it."""
         with self._renewing:
-            number = self._number
-            if self._ends.is_set():
-                return
-            if self._create(number + 1):
-                object_store().rm_file(self._name(number))
-            else:
+            if not self._ends.is_set() and not self._create(self._number + 1):
                 self._lost_to = self._newest()[1].get("holder", "another process")
 
     def keep(self) -> None:
@@ -116,7 +106,7 @@ class Lease:
         self._ends.set()
         with self._renewing, contextlib.suppress(Exception):  # it then expires
             if self._lost_to is None:
-                object_store().rm_file(self._name(self._number))
+                self._remove(self._number)
 
     def _name(self, number: int) -> str:
         return f"{self._folder}/{number:08}"
@@ -137,18 +127,21 @@ class Lease:
                 return max(numbers), json.loads(store.cat_file(self._name(max(numbers))))
 
     def _create(self, number: int) -> bool:
-        """Creates the object of this number; returns whether it is ours."""
+        """Creates the object of this number, and removes the one before; returns whether the lease is ours."""
         expires = self._now() + LEASE_S
         content = json.dumps(self._me | {"expires": expires}).encode()
-        try:
+        with contextlib.suppress(FileExistsError):  # it may be ours: the client tries again when an answer is lost
             object_store().pipe_file(self._name(number), content, mode="create")
-        except FileExistsError:
-            # The client may have tried again after an answer was lost.
-            with contextlib.suppress(FileNotFoundError):
-                held = json.loads(object_store().cat_file(self._name(number)))
-                if held["token"] == self._me["token"]:
-                    self._number, self._expires = number, held["expires"]
-                    return True
-            return False
-        self._number, self._expires = number, expires
-        return True
+        newest, held = self._newest()
+        if newest == number and held["token"] == self._me["token"]:
+            self._number, self._expires = number, min(expires, held["expires"])
+            self._remove(number - 1)
+            return True
+        # A number that a quicker process has used and removed is free, but does not count.
+        if newest > number:
+            self._remove(number)
+        return False
+
+    def _remove(self, number: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            object_store().rm_file(self._name(number))

@@ -54,7 +54,7 @@ def fetch(path: str | os.PathLike[str]) -> pathlib.Path:
         # What has gone from the bucket must not be read any more.
         here = [*local.rglob("*")] if local.is_dir() else map(pathlib.Path, glob.glob(str(local), recursive=True))
         for copy in here:
-            if copy.is_file() and copy not in found:
+            if copy.is_file() and copy not in found and not copy.name.startswith("."):  # what another process copies
                 copy.unlink(missing_ok=True)
         _copy({copy: info for copy, info in found.items() if not _is_current(copy, info)}, address)
     return local
