@@ -211,6 +211,13 @@ def test_objects_are_copied_when_they_have_changed(bucket):
     assert problem.startswith("data.path=gs://bucket/a is copied to this machine, and data.streaming keeps nothing")
 
 
+def test_names_of_objects_do_not_lead_out_of_the_copies(bucket, monkeypatch):
+    info = {"name": "bucket/books/../../../a", "type": "file", "size": 1, "updated": "2026-01-01T00:00:00Z"}
+    monkeypatch.setattr(object_store(), "find", lambda *unused, **keys: {info["name"]: info})
+    with pytest.raises(InputError, match=r"^gs://bucket/books/\.\./\.\./\.\./a leads out of its folder"):
+        fetch("gs://bucket/books")
+
+
 def test_a_large_file_is_uploaded_and_copied_in_parts(bucket, tmp_path):
     content = random.Random(0).randbytes(6 << 20)
     (tmp_path / "large").write_bytes(content)

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from flash_lm.config.addresses import is_remote
-from flash_lm.errors import RunError
+from flash_lm.errors import InputError, RunError
 from flash_lm.runs.storage import explain_errors, object_store, reach, upload
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,11 @@ def _list(address: str) -> list[dict[str, Any]]:
         infos = store.glob(address, detail=True).values()
     else:
         infos = store.find(address, detail=True).values()
-    return [info for info in infos if info["type"] == "file" and not info["name"].endswith("/")]
+    files = [info for info in infos if info["type"] == "file" and not info["name"].endswith("/")]
+    # The bucket may be somebody else's, and its names become paths on this machine.
+    if unsafe := [info["name"] for info in files if ".." in info["name"].split("/")]:
+        raise InputError(f"gs://{unsafe[0]} leads out of its folder on this machine: rename the object")
+    return files
 
 
 def _is_current(copy: pathlib.Path, info: dict[str, Any]) -> bool:
