@@ -60,6 +60,12 @@ class DataConfig(Group, name="data"):
         "of a stream: millions of characters whose documents are shuffled together; 0: no shuffling; open: 64",
         at_least(0),
     )
+    streams: int = key(
+        None,
+        "of a streamed corpus: parts that are read side by side, each for its rows of a batch, for as long as the run "
+        "lasts; open: one for each host that has its own rows when the run begins",
+        at_least(1),
+    )
     tokenizer: str = key(
         "sentencepiece",
         "bytes, sentencepiece, or hf (Hugging Face's `tokenizers`: the one of train.init_from or tokenizer_path)",
@@ -109,6 +115,8 @@ class DataConfig(Group, name="data"):
             sentences.append(
                 f"data.tokens_per_batch={self.tokens_per_batch} must be a multiple of data.length={self.length}"
             )
+        if self.streaming and (self.streams or 1) > self.batch_size:
+            sentences.append(f"data.streams={self.streams} must be at most the sequences of a batch, {self.batch_size}")
         # Examples and pairs fill rows by themselves, and text is packed.
         kind = CORPORA[self.corpus]
         if self.pairs and self.mixture:

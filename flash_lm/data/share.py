@@ -10,13 +10,11 @@ class Share(NamedTuple):
     Attributes:
         batch_size: B, over all hosts.
         rows: indices of this host's rows in the batch, ascending.
-        group: index of this host's group; the hosts of a group read the same rows.
-        groups: number of groups.
+        groups: number of different shares that the hosts have, at most B; hosts of one group read the same rows.
     """
 
     batch_size: int
     rows: Sequence[int]
-    group: int = 0
     groups: int = 1
 
 

@@ -1,12 +1,17 @@
 """Streaming: batches of a corpus that is read during training, with a shuffle buffer.
 
-The stream is read in buffers of many documents, which are shuffled. A buffer is used in windows of some megabytes. Each
+A run has a fixed number of streams, each with its part of the documents and its rows of every batch. A host reads the
+streams that have rows of its share, so that the batches are the same on any number of hosts.
+
+A stream is read in buffers of many documents, which are shuffled. A buffer is used in windows of some megabytes. Each
 window is tokenised and packed like a small corpus, with its rows in random order. The saved position is the start of
 the buffer, the number of windows since then, and the number of rows used; a resumed run reads the buffer again and
 continues exactly.
 """
 
-from collections.abc import Iterator
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -22,6 +27,8 @@ from flash_lm.errors import InputError
 
 _WINDOW = 4 << 20  # characters of text
 _OF_DOCUMENTS, _OF_SIZES = 1, 2  # random choices other than the order of the rows
+Position = dict[str, Any]
+_BEGINNING: Position = {"epoch": 0, "buffer": 0, "window": 0, "row": 0, "stream": None}
 
 
 class _Window(NamedTuple):
@@ -33,7 +40,7 @@ class _Window(NamedTuple):
 
 
 class StreamedBatches:
-    """Endless batches of a stream, whose end is the end of an epoch. Only the last row of a window may have padding."""
+    """Endless batches of streams; a stream's end is the end of its epoch. Only the last row of a window has padding."""
 
     def __init__(
         self,
@@ -45,46 +52,72 @@ class StreamedBatches:
         *,
         buffer: int,
         seed: int,
-        position: dict[str, Any] | None = None,
+        streams: int = 1,
+        positions: Sequence[Position] = (),
         transform: Transform | None = None,
     ):
-        """Starts at a saved position.
+        """Starts at saved positions.
 
         Args:
-            stream: all hosts' documents.
+            stream: all documents.
             tokenizer: tokenizer of the text.
             packer: packs a window's tokens into rows.
             length: L.
-            share: this host's share; each group of hosts reads its part of the documents.
+            share: this host's share.
             buffer: characters of text whose documents are shuffled together; 0: documents stay in order.
             seed: seed of the orders of documents and rows.
-            position: a position from `state`; None: the beginning.
-            transform: makes the final row from a packed one, seed, epoch, group of hosts, window and row number.
+            streams: number of streams into which the documents are divided, at most the rows of a batch.
+            positions: the position of each stream, from `state`; empty: the beginning.
+            transform: makes the final row from a packed one, seed, epoch, number of the stream, window and row number.
         """
-        self._stream = stream.share(share.group, share.groups)
-        self._tokenizer, self._packer, self._length, self._buffer = tokenizer, packer, length, buffer
-        self._batch_size, self._seed, self._group, self._transform = len(share.rows), seed, share.group, transform
-        self._position = position or {"epoch": 0, "buffer": 0, "window": 0, "row": 0, "stream": None}
-        self._rows = self._all_rows(dict(self._position))
+        self._share, self._rows, self._positions = share, {}, {}
+        # A stream's rows of a batch depend on the size of the batch alone.
+        bounds = [share.batch_size * number // streams for number in range(streams + 1)]
+        for number, rows in enumerate(itertools.starmap(range, itertools.pairwise(bounds))):
+            if not set(rows).isdisjoint(share.rows):
+                part = stream.share(number, streams)
+                reader = _Reader(number, part, tokenizer, packer, length, buffer, seed, transform)
+                self._positions[number] = positions[number] if positions else _BEGINNING
+                self._rows[number] = rows, reader.read(self._positions[number])
 
     def __iter__(self) -> Iterator[Batch]:
         """Returns itself."""
         return self
 
     def __next__(self) -> Batch:
-        """This host's rows of the next batch, a dict of arrays of L columns."""
-        rows = []
-        for _ in range(self._batch_size):
-            row, self._position = next(self._rows)
-            rows.append(row)
-        return stack(rows)
+        """This host's rows of the next batch, a dict of arrays of L columns.
 
-    def state(self) -> dict[str, Any]:
-        """The position after the last batch, as JSON."""
-        return self._position
+        Raises:
+            InputError: a stream cannot be read; the positions stay those after the last batch.
+        """
+        # All rows of a stream are read, also those that other hosts take.
+        batch, positions = {}, dict(self._positions)
+        for number, (rows, source) in self._rows.items():
+            for row in rows:
+                batch[row], positions[number] = next(source)
+        self._positions = positions
+        return stack([batch[row] for row in self._share.rows])
 
-    def _all_rows(self, position: dict[str, Any]) -> Iterator[tuple[Row, dict[str, Any]]]:
-        """Each row with the position after it."""
+    def state(self) -> dict[int, Position]:
+        """The position after the last batch of each stream that this host reads; a position is JSON."""
+        return self._positions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Reads the rows of one stream, number `number`; the other attributes are as the arguments of StreamedBatches."""
+
+    number: int
+    stream: DocumentStream
+    tokenizer: Tokenizer
+    packer: Packer
+    length: int
+    buffer: int
+    seed: int
+    transform: Transform | None
+
+    def read(self, position: Position) -> Iterator[tuple[Row, Position]]:
+        """Each row after a position, with the position after it."""
         # A thread reads and packs the next window during the steps of this one.
         windows, first = self._windows(position), position["row"]
         pool = ThreadPoolExecutor(1)
@@ -92,43 +125,43 @@ class StreamedBatches:
             coming = pool.submit(next, windows)
             while True:
                 window, coming = coming.result(), pool.submit(next, windows)
-                key = (self._seed, window.epoch, self._group, window.number)
+                key = (self.seed, window.epoch, self.number, window.number)
                 about = {"epoch": window.epoch, "buffer": window.buffer, "window": window.number}
                 order = np.random.default_rng(np.random.SeedSequence(key)).permutation(len(window.rows))
                 for i, number in enumerate(order[first:].tolist(), start=first + 1):
                     row = window.rows[number]
-                    row = self._transform(row, *key, number) if self._transform else row
+                    row = self.transform(row, *key, number) if self.transform else row
                     yield row, about | {"row": i, "stream": window.position}
                 first = 0
         finally:
             # Do not wait: this may run anywhere, when the iterator is garbage-collected.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _windows(self, position: dict[str, Any]) -> Iterator[_Window]:
+    def _windows(self, position: Position) -> Iterator[_Window]:
         # Go back to the start of the buffer, and skip the windows that were used.
         epoch, wanted, before = position["epoch"], position["window"], position["stream"]
         number = position["buffer"]
         if before is not None:
-            self._stream.restore(before)
+            self.stream.restore(before)
         while True:
-            documents = self._stream.documents(epoch)
+            documents = self.stream.documents(epoch)
             while buffer := self._fill(documents, epoch, number):
                 first, left = number, iter(buffer)
                 while texts := _take(left, _WINDOW):
                     if number >= wanted:
                         yield _Window(epoch, number, first, before, self._pack(texts))
                     number += 1
-                before = self._stream.state()
+                before = self.stream.state()
             if not number:
                 raise InputError("the stream has no text in its training split: check --config.data.text_column")
             epoch, number, wanted, before = epoch + 1, 0, 0, None
 
     def _fill(self, documents: Iterator[str], epoch: int, number: int) -> list[str]:
         """The next documents in the order of use; empty at the end."""
-        if not self._buffer:
+        if not self.buffer:
             return _take(documents, _WINDOW)
-        draw = lambda what: np.random.default_rng((self._seed, epoch, self._group, number, what))
-        size = self._buffer
+        draw = lambda what: np.random.default_rng((self.seed, epoch, self.number, number, what))
+        size = self.buffer
         if epoch and not number:
             # Buffers start at different documents in each epoch, so that the same documents are not always together.
             size = int(draw(_OF_SIZES).uniform(0.5, 1) * size)
@@ -136,8 +169,8 @@ class StreamedBatches:
         return [texts[i] for i in draw(_OF_DOCUMENTS).permutation(len(texts))]
 
     def _pack(self, texts: list[str]) -> Rows:
-        store = encode_in_memory([piece for text in texts for piece in cut(text)], self._tokenizer)
-        return self._packer(store, self._length, self._tokenizer.begin)
+        store = encode_in_memory([piece for text in texts for piece in cut(text)], self.tokenizer)
+        return self.packer(store, self.length, self.tokenizer.begin)
 
 
 def _take(documents: Iterator[str], size: int) -> list[str]:

@@ -260,7 +260,7 @@ def _may_change(key: str, config: Any) -> bool:
 
 def _unused_keys(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Keys that neither of two flat configs uses, so that a difference means nothing."""
-    kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer"}
+    kept = set() if before["data.streaming"] or now.get("data.streaming") else {"data.shuffle_buffer", "data.streams"}
     encoder = now.get("model.encoder.family")
     families = (*(now.get("model.pattern") or (str(now.get("model.family")),)), *([encoder] if encoder else []))
     cross = now.get("model.cross.kind") if encoder else None

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import jax
 from flash_lm.config.experiment import Config
 from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits
+from flash_lm.data.streaming import Position
 from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import LAST_FILE, save_tokenizer
@@ -27,6 +29,8 @@ from flash_lm.training.init_from import initial_state, parent_tokenizer
 from flash_lm.training.resolve import Resolved, normalize, resolve
 from flash_lm.training.setup import Experiment, Setup
 from flash_lm.training.train_state import TrainState, init_state
+
+_log = logging.getLogger(__name__)
 
 
 class FolderState(NamedTuple):
@@ -166,7 +170,7 @@ class Start:
         state: the checkpoint's state, or the first one.
         facts: the checkpoint's facts; empty for a new run.
         share: this host's share of a batch.
-        stream_position: position in a streamed corpus.
+        positions: position of each stream of a streamed corpus; empty: it is none, or the run is new.
         message: a sentence if it starts from another run; its first state is then saved, since the other may change.
     """
 
@@ -174,7 +178,7 @@ class Start:
     state: TrainState
     facts: checkpoint_read.Facts
     share: Share
-    stream_position: dict[str, Any] | None
+    positions: Sequence[Position]
     message: str | None
 
 
@@ -182,7 +186,7 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, run: Ope
     """Restores the newest checkpoint of a run, or that of a new branch's parent, or makes a new state.
 
     Raises:
-        InputError: no intact checkpoint, another corpus, or a stream on another number of hosts; nothing is written.
+        InputError: no intact checkpoint, or another corpus; nothing is written.
     """
     # The state: from the run itself, from its parent, or new.
     share, message = experiment.share(), None
@@ -204,17 +208,17 @@ def find_start(experiment: Experiment, checkpoints: Checkpoints | None, run: Ope
         facts |= {"parent": checkpoint_read.identity(parent, folder, step, state.params, facts)}
         message = f"branching from {parent} at step {step}"
     experiment = experiment.replace_constants(state.constants)
-    return Start(experiment, state, facts, share, _stream_position(facts.get("places"), share), message)
+    return Start(experiment, state, facts, share, _positions(facts, share), message)
 
 
 def _new_start(experiment: Experiment, share: Share) -> Start:
     """The start of a new run, with new parameters or those of train.init_from."""
     state = new_state(experiment)
     if not experiment.config.train.init_from:
-        return Start(experiment, state, {}, share, None, None)
+        return Start(experiment, state, {}, share, (), None)
     initial = initial_state(experiment, state)
     experiment = experiment.replace_constants(initial.state.constants)
-    return Start(experiment, initial.state, {"parent": initial.parent}, share, None, initial.message)
+    return Start(experiment, initial.state, {"parent": initial.parent}, share, (), initial.message)
 
 
 def _check_corpus(facts: checkpoint_read.Facts, corpus: Splits) -> None:
@@ -226,16 +230,16 @@ def _check_corpus(facts: checkpoint_read.Facts, corpus: Splits) -> None:
     checkpoint_read.check_tokenizer(facts, corpus.tokenizer)
 
 
-def _stream_position(places: list[Any] | None, share: Share) -> Any:
-    """The position of this host in a streamed corpus; None: the corpus is not streamed, or the run is new."""
-    if not places:
-        return None
-    if len(places) != share.groups:
-        raise InputError(
-            f"the run streams its corpus on {len(places)} hosts, but here are {share.groups}: use the same number, or "
-            f"set --config.data.streaming=false and choose another --workdir"
+def _positions(facts: checkpoint_read.Facts, share: Share) -> Sequence[Position]:
+    """The saved position of each stream; says so if hosts will read the same streams."""
+    positions = facts.get("places") or ()
+    if positions and share.groups > len(positions) and is_first():
+        _log.info(
+            "the corpus is read as %d streams since the run began: several of %d hosts read and tokenise the same one",
+            len(positions),
+            share.groups,
         )
-    return places[share.group]
+    return positions
 
 
 def new_state(setup: Setup) -> TrainState:

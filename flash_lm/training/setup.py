@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,14 +19,14 @@ from flash_lm.data.mixture import MixedRows, split_parts
 from flash_lm.data.packing import Rows
 from flash_lm.data.share import Share
 from flash_lm.data.splits import Splits, load_splits
-from flash_lm.data.streaming import StreamedBatches
+from flash_lm.data.streaming import Position, StreamedBatches
 from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.families.family import complete
 from flash_lm.ops.logistics import VALUES
 from flash_lm.training.checkpoint_write import attach_shardings
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.resolve import fill_from_corpus
-from flash_lm.training.sharding import batch_sharding, check_documents, host_share, make_mesh, state_shardings
+from flash_lm.training.sharding import batch_sharding, host_share, make_mesh, state_shardings
 from flash_lm.training.train_state import ModelFunction, Params, TrainState, init_state
 
 _log = logging.getLogger(__name__)
@@ -54,25 +55,19 @@ class Experiment(Setup):
         return evaluation_rows(self.config, self.corpus, split, self.config.data.length)
 
     def share(self) -> Share:
-        """This host's share of a batch.
-
-        Raises:
-            InputError: the corpus is streamed, and the hosts share some of their sequences and not all.
-        """
-        share = host_share(batch_sharding(self.mesh), self.config.data.batch_size)
-        if self.corpus.stream:
-            check_documents(share)
-        return share
+        """This host's share of a batch."""
+        return host_share(batch_sharding(self.mesh), self.config.data.batch_size)
 
     def training_batches(
-        self, share: Share, start_step: int = 0, position: dict[str, Any] | None = None
+        self, share: Share, start_step: int = 0, positions: Sequence[Position] = ()
     ) -> IndexedBatches | StreamedBatches | CarriedBatches:
         """This host's batches, starting at a step.
 
         Args:
             share: this host's share of each batch.
             start_step: step of the first batch.
-            position: position in a streamed corpus, from the state of its batches; None: at the beginning.
+            positions: the position of each stream of a streamed corpus, from the states of its batches; empty: the
+                beginning, with data.streams or a stream for each group of hosts.
         """
         config, corpus = self.config, self.corpus
         settings: dict[str, Any] = {"seed": config.seed, "transform": _task_transform(config, corpus)}
@@ -84,7 +79,8 @@ class Experiment(Setup):
         if corpus.stream:
             buffer = config.data.shuffle_buffer * _MILLION
             source = (corpus.stream, corpus.tokenizer, packer, length)
-            return StreamedBatches(*source, share, buffer=buffer, position=position, **settings)
+            streams = len(positions) or config.data.streams or share.groups
+            return StreamedBatches(*source, share, buffer=buffer, streams=streams, positions=positions, **settings)
         rows = _packed_rows(config, corpus, "train", length)
         mixture = list(zip(rows.ranges, (x for _, x in config.data.mixture), strict=True)) if corpus.parts else ()
         return IndexedBatches(rows, share, start_step=start_step, mixture=mixture, **settings)

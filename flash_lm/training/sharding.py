@@ -229,21 +229,8 @@ def host_share(sharding: NamedSharding, batch_size: int) -> Share:
     # The indices of the sequences on this host's devices, and those of every other host.
     slices: Any = sharding.addressable_devices_indices_map((batch_size,)).values()
     host_rows = sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
-    groups = sorted({tuple(rows) for rows in gather_from_hosts(host_rows)})
-    return Share(batch_size, host_rows, groups.index(tuple(host_rows)), len(groups))
-
-
-def check_documents(share: Share) -> None:
-    """Checks that hosts of different groups read different sequences, as a streamed corpus needs.
-
-    Raises:
-        InputError: hosts of two groups read the same sequence.
-    """
-    if sum(len(rows) for rows in {tuple(rows) for rows in gather_from_hosts(list(share.rows))}) > share.batch_size:
-        raise InputError(
-            "hosts share some of their sequences and not all: a streamed corpus does not support this; choose a "
-            "mesh.shape whose data x fsdp is a multiple of the number of hosts"
-        )
+    groups = {tuple(rows) for rows in gather_from_hosts(host_rows)}
+    return Share(batch_size, host_rows, min(len(groups), batch_size))
 
 
 def shard_batch(batch: dict[str, np.ndarray], sharding: NamedSharding, share: Share) -> dict[str, jax.Array]:

@@ -161,7 +161,7 @@ class _Loop:
 
         # Saved in checkpoints; `log` has the counters.
         self.state, self.step = start.state, int(start.state.step)
-        self.batches = experiment.training_batches(self.share, self.step, start.stream_position)
+        self.batches = experiment.training_batches(self.share, self.step, start.positions)
 
         # The functions and writers that work on the state.
         self.origin = Origin(experiment) if debug_nonfinite else None
@@ -265,11 +265,11 @@ class _Loop:
         self.log.write(step, values, origin)
 
     def _save(self, scores: Scores | None) -> None:
-        # Each group of hosts reads its own part of a stream, and all positions are saved together.
+        # Each host knows the positions of the streams that it reads, and all are saved together.
         places = {}
-        if self.experiment.corpus.stream:
-            positions = dict(gather_from_hosts([self.share.group, self.batches.state()]))
-            places["places"] = [positions[group] for group in sorted(positions)]
+        if (positions := self.batches.state()) is not None:
+            every = {number: x for pairs in gather_from_hosts([*positions.items()]) for number, x in pairs}
+            places["places"] = [every[number] for number in sorted(every)]
         self.log.save(self.step, self.state, scores, places)
 
 

@@ -123,9 +123,7 @@ class _Loop:
         self.config, self.step = experiments[0].config.train, int(starts[0].state.step)
         with recorded() as implementations:
             self.program = VmappedStep(experiments)
-        self.batches = [
-            start.experiment.training_batches(start.share, self.step, start.stream_position) for start in starts
-        ]
+        self.batches = [start.experiment.training_batches(start.share, self.step, start.positions) for start in starts]
 
         # Models without constants share the compiled function that scores them.
         same = make_validation(experiments[0], members[0].validation)

@@ -54,10 +54,15 @@ def texts(packed_batches) -> list[str]:
     return texts
 
 
+def epoch(source) -> int:
+    (position,) = source.state().values()
+    return position["epoch"]
+
+
 def first_epoch(folder, **settings):
-    """The batches that begin in the first epoch."""
+    """The batches that begin in the first epoch of their one stream."""
     results, source = [], batches(folder, **settings)
-    while source.state()["epoch"] == 0:
+    while epoch(source) == 0:
         results.append(next(source))
     return results
 
@@ -75,13 +80,13 @@ def test_an_epoch_has_each_document_once(folder):
 def test_any_position_is_resumed_exactly(folder, pack, buffer):
     masking = Masking(BYTES, 0.3)
     source = batches(folder, pack, transform=masking, buffer=buffer)
-    full, positions = [], [source.state()]
+    full, positions = [], [source.state()[0]]
     for _ in range(40):  # more than an epoch
         full.append(next(source))
-        positions.append(json.loads(json.dumps(source.state())))
+        positions.append(json.loads(json.dumps(source.state()[0])))
     assert positions[-1]["epoch"] > 0
     for start in range(34):
-        again = batches(folder, pack, transform=masking, position=positions[start], buffer=buffer)
+        again = batches(folder, pack, transform=masking, positions=[positions[start]], buffer=buffer)
         for expected, batch in zip(full[start : start + 6], again, strict=False):
             for name, x in expected.items():
                 assert np.array_equal(x, batch[name])
@@ -91,14 +96,86 @@ def test_the_order_follows_the_seed_and_the_epoch(folder):
     first, again, other = (texts(first_epoch(folder, seed=seed)) for seed in (1, 1, 2))
     assert first == again != other
     source = batches(folder, seed=1)
-    second = texts(itertools.islice((b for b in source if source.state()["epoch"] == 1), 12))
+    second = texts(itertools.islice((b for b in source if epoch(source) == 1), 12))
     assert second[:40] != first[:40]
 
 
-def test_hosts_share_the_documents(folder):
-    shares = [texts(first_epoch(folder, share=Share(4, (2 * h, 2 * h + 1), h, 2))) for h in range(2)]
+def test_streams_share_the_documents(folder):
+    """Each document is in one stream, and a stream's rows of a batch are its own."""
+    source, shares = batches(folder, streams=2), [[], []]
+    while min(position["epoch"] for position in source.state().values()) == 0:
+        epochs, batch = [source.state()[number]["epoch"] for number in range(2)], next(source)
+        for number in range(2):
+            rows = {name: x[2 * number : 2 * number + 2] for name, x in batch.items()}
+            shares[number] += [] if epochs[number] else texts([rows])
     assert set(shares[0]) | set(shares[1]) == set(ROWS)
-    assert not set(shares[0]) & set(shares[1])
+    assert len(shares[0]) + len(shares[1]) < len(ROWS) + 12  # the last batch reaches into the next epoch
+
+
+# The rows of each host, of a batch of twelve: evenly, in any order of devices, with rows that several hosts need.
+LAYOUTS = {
+    "1": [range(12)],
+    "2": [range(6), range(6, 12)],
+    "3": [range(4 * host, 4 * host + 4) for host in range(3)],
+    "4": [range(3 * host, 3 * host + 3) for host in range(4)],
+    "2, in pieces": [(0, 1, 2, 9, 10, 11), (3, 4, 5, 6, 7, 8)],
+    "2 with all rows": [range(12), range(12)],
+    "3 that share some rows": [range(8), range(4, 12), (0, 1, 2, 3, 8, 9, 10, 11)],
+}
+
+
+def read_on_hosts(folder, layout: str, count: int, streams: int, positions=()) -> tuple[list[dict], list[dict]]:
+    """The batches that hosts put together, and the positions of all streams after them, as a checkpoint has them."""
+    settings = {"streams": streams, "positions": positions, "transform": Masking(BYTES, 0.3), "buffer": 400}
+    hosts = [batches(folder, share=Share(12, rows), **settings) for rows in LAYOUTS[layout]]
+    whole = []
+    for _ in range(count):
+        rows = {}
+        for mine, batch in zip(LAYOUTS[layout], map(next, hosts), strict=True):
+            for i, row in enumerate(mine):
+                new = {name: x[i] for name, x in batch.items()}
+                for name, x in rows.setdefault(row, new).items():  # hosts that read the same row agree
+                    assert np.array_equal(x, new[name])
+        whole.append({name: np.stack([rows[row][name] for row in range(12)]) for name in rows[0]})
+    states = [json.loads(json.dumps([*host.state().items()])) for host in hosts]
+    every = {number: position for state in states for number, position in state}
+    assert all(every[number] == position for state in states for number, position in state)
+    return whole, [every[number] for number in sorted(every)]
+
+
+@pytest.mark.parametrize("streams", [1, 2, 5])
+def test_any_number_of_hosts_continues_with_the_same_batches(folder, streams):
+    """The hosts of one layout save, those of the next one go on; together they read what one host reads at once."""
+    expected, _ = read_on_hosts(folder, "1", 3 * len(LAYOUTS), streams)
+    actual, positions = [], []
+    for layout in LAYOUTS:
+        more, positions = read_on_hosts(folder, layout, 3, streams, positions)
+        actual += more
+        assert len(positions) == streams
+    for batch, other in zip(actual, expected, strict=True):
+        assert all(np.array_equal(batch[name], x) for name, x in other.items())
+
+
+def test_a_host_reads_only_the_streams_of_its_rows(folder):
+    assert batches(folder, share=Share(12, range(4, 6)), streams=6).state().keys() == {2}
+    assert batches(folder, share=Share(12, (0, 11)), streams=6).state().keys() == {0, 5}
+
+
+def test_a_stream_that_fails_within_a_batch_keeps_the_position_before_it(folder):
+    """The run is saved there; a row more or less would be lost or read twice."""
+    source = batches(folder, streams=2)
+    next(source)
+    before = dict(source.state())
+    rows, reader = source._rows[1]
+    source._rows[1] = rows, itertools.chain(itertools.islice(reader, 1), fail())
+    with pytest.raises(InputError, match="no network"):
+        next(source)
+    assert source.state() == before
+
+
+def fail():
+    raise InputError("no network")
+    yield
 
 
 def distance(documents: list[str]) -> float:
@@ -115,7 +192,7 @@ def test_documents_are_shuffled_over_the_full_buffer(folder):
 
 def test_each_epoch_has_another_order_of_documents(folder):
     source, epochs = batches(folder, buffer=10_000), {0: [], 1: []}
-    while (number := source.state()["epoch"]) < 2:
+    while (number := epoch(source)) < 2:
         epochs[number] += texts([next(source)])
     orders = [epochs[number][: len(ROWS) - 12] for number in (0, 1)]
     assert orders[0] != orders[1]

@@ -20,7 +20,7 @@ from flash_lm.training import train_loop
 from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.clock import Clock
 from flash_lm.training.metrics import TIMES
-from flash_lm.training.setup import build_experiment
+from flash_lm.training.setup import Experiment, build_experiment
 from flash_lm.training.train_loop import train
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -266,7 +266,7 @@ def test_a_masked_run_resumes_bit_for_bit_and_is_scored_by_its_masked_tokens(con
     assert np.isclose(first["bits_per_byte"], first["loss"] / np.log(2))
 
 
-@pytest.mark.slow("trains three runs on a stream, one of them with two resumes")
+@pytest.mark.slow("trains four runs on a stream, two of them with resumes")
 def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "_WINDOW", 1500)
     draw = np.random.default_rng(0)
@@ -284,10 +284,15 @@ def test_a_streamed_run_resumes_bit_for_bit(config, tmp_path, monkeypatch):
         assert np.array_equal(a, b)
     with pytest.raises(InputError, match="--split is one of validation, test"):
         evaluate(tmp_path / "run", "train", [])
-    monkeypatch.setattr(train_loop, "gather_from_hosts", lambda value: [value, [1, value[1]]])
-    train(config, tmp_path / "two hosts", should_stop=stop_at(2))
-    with pytest.raises(InputError, match="streams its corpus on 2 hosts, but here are 1"):
-        train(config, tmp_path / "two hosts")
+    # A run that began with two streams, as on two hosts, goes on with them.
+    share = Experiment.share
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "share", lambda experiment: share(experiment)._replace(groups=2))
+        train(config, tmp_path / "two hosts", should_stop=stop_at(2))
+    train(config, tmp_path / "two hosts")
+    config.data.streams = 2
+    train(config, tmp_path / "two streams")
+    assert figures(tmp_path / "two hosts") == figures(tmp_path / "two streams") != figures(tmp_path / "run")
 
 
 @pytest.mark.slow("trains another run until its stream breaks")
