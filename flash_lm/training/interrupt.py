@@ -1,12 +1,19 @@
-"""Signal handling: the first signal finishes the step, saves and stops; a later one ends the process at once."""
+"""Stops: the first signal, or a notice that the machine will be stopped, finishes the step, saves and stops.
+
+A later signal ends the process at once.
+"""
 
 import contextlib
 import os
+import platform
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+
+from flash_lm.training.preemption import watch_for_preemption
 
 # From a keyboard, a terminal that closes, a process manager, and a cluster's scheduler.
 _SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
@@ -16,16 +23,22 @@ _ONE_EVENT_S = 1.0
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether a signal has come; restores the handlers at the end.
+    """Yields a function that says whether a signal or a notice has come; restores the handlers at the end.
 
     A signal that the process ignores stays ignored, as SIGHUP does under nohup. A signal that comes a second or more
-    after the first ends the process with 128 + its number.
+    after the first ends the process with 128 + its number. A notice is that of Google Cloud, see `preemption`.
     """
-    stopped = False
+    stopped = over = False
 
     def handle(number: int, frame: object) -> None:
         nonlocal stopped
         stopped = True
+
+    def stop_for(reason: str) -> None:
+        nonlocal stopped
+        if not over:
+            print(f"\n{reason} ({platform.node()}): the run saves and stops", file=sys.stderr, flush=True)
+            stopped = True
 
     # The handlers until now, to restore them; those that ignore a signal stay.
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -37,9 +50,11 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     wakeup_before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     for number in before:
         signal.signal(number, handle)
+    watch_for_preemption(stop_for)
     try:
         yield lambda: stopped
     finally:
+        over = True
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(wakeup_before)

@@ -1,0 +1,79 @@
+"""Notices of Google Cloud that it will stop this machine, read from the machine's metadata server.
+
+A Spot machine has up to 30 seconds from `preempted` until it is shut down, and processes get a TERM only then:
+https://cloud.google.com/compute/docs/instances/create-use-preemptible. Maintenance that stops a machine, as it does
+those with GPUs and TPUs, is announced a minute to an hour before:
+https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice.
+"""
+
+import http.client
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class _Notice(NamedTuple):
+    value: str
+    reason: str
+    counts_at_start: bool  # maintenance may be an hour away: a run that starts again meanwhile must not end at once
+
+
+# Key of the metadata server -> the value that says that the machine will be stopped.
+_NOTICES = {
+    "preempted": _Notice("TRUE", "preempts this machine", counts_at_start=True),
+    "maintenance-event": _Notice(
+        "TERMINATE_ON_HOST_MAINTENANCE", "will stop this machine for maintenance", counts_at_start=False
+    ),
+}
+_SERVER = "169.254.169.254"  # of every machine there; GCE_METADATA_HOST names another, as for Google's libraries
+_FIRST_ANSWER_S = 2.0
+_CHANGE_S = 60  # how long one question waits for a change
+_PAUSE_S = 1.0  # between questions
+
+
+def watch_for_preemption(notify: Callable[[str], None]) -> None:
+    """Begins to watch for notices, in threads that end where no such server answers.
+
+    Args:
+        notify: receives the reason, in a thread.
+    """
+    for key in _NOTICES:
+        threading.Thread(target=_watch, args=(key, notify), daemon=True).start()
+
+
+def _watch(key: str, notify: Callable[[str], None]) -> None:
+    """Asks for the value, then again and again for its next change."""
+    notice, tag = _NOTICES[key], None
+    while True:
+        is_start = tag is None
+        try:
+            value, tag = _ask(key, tag)
+        except (OSError, http.client.HTTPException):
+            if is_start:
+                return  # not on Google Cloud
+        else:
+            if value == notice.value and (notice.counts_at_start or not is_start):
+                return notify(f"Google Cloud {notice.reason}")
+        time.sleep(_PAUSE_S)
+
+
+def _ask(key: str, tag: str | None) -> tuple[str, str]:
+    """The value of a key and its tag; with a tag, when the value is another one or after a minute.
+
+    Raises:
+        OSError: no answer, or not one of a metadata server.
+    """
+    # Not urllib, which would send the question to a proxy.
+    timeout = _FIRST_ANSWER_S if tag is None else _CHANGE_S + _FIRST_ANSWER_S
+    connection = http.client.HTTPConnection(os.environ.get("GCE_METADATA_HOST", _SERVER), timeout=timeout)
+    wait = "" if tag is None else f"?wait_for_change=true&last_etag={tag}&timeout_sec={_CHANGE_S}"
+    try:
+        connection.request("GET", f"/computeMetadata/v1/instance/{key}{wait}", headers={"Metadata-Flavor": "Google"})
+        answer = connection.getresponse()
+        if answer.status != http.client.OK or answer.getheader("Metadata-Flavor") != "Google":
+            raise OSError(f"answer {answer.status}")
+        return answer.read().decode().strip(), answer.getheader("ETag", "0")
+    finally:
+        connection.close()
