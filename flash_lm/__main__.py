@@ -7,6 +7,7 @@ from flash_lm.cli.run import run
 
 COMMANDS = {
     "train": "train a config, or resume its run",
+    "launch": "start a command again when it has crashed or lost a host",
     "evaluate": "score a checkpoint",
     "export": "write a checkpoint as safetensors, with a model card",
     "import_model": "convert a Llama from Hugging Face's format",

@@ -6,11 +6,16 @@ import pathlib
 from flash_lm.cli.types import mesh_shapes, split_words
 from flash_lm.config.plugins import import_plugins
 from flash_lm.errors import InputError
+from flash_lm.runs.clusters import is_one_of_several
 from flash_lm.runs.run_name import HUB, RunName
 from flash_lm.runs.storage import reach
 
-HOSTS = "auto | ADDRESS:PORT,COUNT,NUMBER"
-HOSTS_HELP = "run as one of several processes: of the detected cluster, or of COUNT, with process 0 at ADDRESS:PORT"
+ALONE = "alone"
+HOSTS = "auto | alone | ADDRESS:PORT,COUNT,NUMBER"
+HOSTS_HELP = (
+    "run as one of several processes: of the cluster that JAX finds, or of COUNT, with process 0 at ADDRESS:PORT; or "
+    "alone. Default: auto if srun, mpirun or a TPU pod runs several, else alone"
+)
 PLUGINS_HELP = "modules that the run asks for: importing them runs their code, so only those named here are imported"
 CACHE_HELP = "do not read or write the compilation cache; JAX_COMPILATION_CACHE_DIR selects another cache folder"
 
@@ -83,16 +88,17 @@ def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> 
 
 
 def begin(arguments: argparse.Namespace) -> None:
-    """Sets up JAX's compilation cache, and joins the other processes if --hosts is set.
+    """Sets up JAX's compilation cache, and joins the other processes if there are any.
 
     Raises:
         InputError: the other hosts cannot be reached.
     """
     set_cache(arguments)
-    if arguments.hosts:
+    hosts = arguments.hosts or ("auto" if is_one_of_several() else ALONE)
+    if hosts != ALONE:
         from flash_lm.runs.hosts import join, parse_hosts  # noqa: PLC0415 (slow to import)
 
-        join(*parse_hosts(arguments.hosts))
+        join(*parse_hosts(hosts))
 
 
 def set_cache(arguments: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import platform
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from flash_lm.errors import InputError, first_line
-from flash_lm.runs.lost_hosts import HEARTBEAT_S, report_lost_hosts
+from flash_lm.runs.clusters import local_device_ids
+from flash_lm.runs.lost_hosts import HEARTBEAT_S, name_hosts, report_lost_host, report_lost_hosts
 
 _ASK_EVERY_S = 5.0  # how often the hosts ask each other whether to stop
 _MOST_UNASKED = 100  # most steps between two such questions
@@ -28,24 +30,27 @@ def join(coordinator: str | None = None, hosts: int | None = None, number: int |
         number: index of this host.
 
     Raises:
-        InputError: no cluster was detected, or the other hosts do not connect.
+        InputError: no cluster was detected.
     """
-    # A cluster that JAX knows needs no arguments; without one, it raises.
     _keep_output_ours()
+    report_lost_hosts()
+    # A cluster that JAX knows needs no arguments; without one, it raises.
     try:
         jax.distributed.initialize(
             coordinator,
             hosts,
             number,
+            local_device_ids=local_device_ids(),
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=HEARTBEAT_S,  # wait at the end of a host that has failed alone
         )
     except (ValueError, RuntimeError) as error:
         raise InputError(
-            f"cannot reach other hosts ({first_line(error).rstrip('.')}): on SLURM, Kubernetes, MPI or a TPU pod use "
-            f"--hosts=auto, anywhere else --hosts=ADDRESS:PORT,COUNT,NUMBER"
+            f"cannot find the other hosts ({first_line(error).rstrip('.')}): give --hosts=ADDRESS:PORT,COUNT,NUMBER, "
+            f"or --hosts=alone for a single process"
         ) from None
-    report_lost_hosts()
+    with report_lost_host():
+        name_hosts(gather_from_hosts(platform.node()))
 
 
 def _keep_output_ours() -> None:
@@ -70,7 +75,7 @@ def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:
         return None, None, None
     match = re.fullmatch(r"([^,\s]+:\d+),([1-9]\d*),(\d+)", word)
     if not match or int(match[3]) >= int(match[2]):
-        raise InputError(f"--hosts={word} must be auto, or ADDRESS:PORT,COUNT,NUMBER with a NUMBER below COUNT")
+        raise InputError(f"--hosts={word} must be auto, alone, or ADDRESS:PORT,COUNT,NUMBER with a NUMBER below COUNT")
     return match[1], int(match[2]), int(match[3])
 
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -24,12 +24,14 @@ HEARTBEAT_S = 30  # a host that is silent for longer is considered gone
 _HELD_BACK_S = 2.0  # how long messages of libraries wait: they are dropped if a host is lost meanwhile
 _FATAL = b"distributed service detected fatal errors"
 # What the coordination service says of the host that is gone; where it is not named, it is the one with the service.
+_NOT_CONNECTED = b"CoordinationService/RegisterTask"  # in its message, if the hosts have not found each other
 _SILENT = re.compile(rb"stopped sending heartbeats\):\s*(?:\S*task:)?(\d+)")
 _at_the_end = threading.Lock()
+_names: list[str] = []  # of the machines, by number of the host
 
 
 def report_lost_hosts() -> None:
-    """Begins to watch for lost hosts, in a process that is one of several."""
+    """Begins to watch for lost hosts, in a process that will be one of several."""
     # C's `sleep` handles SIGABRT; its argument is then the number of the signal, which leaves 6 s to report the loss.
     libc: Any = ctypes.CDLL(None)
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -46,6 +48,11 @@ def report_lost_hosts() -> None:
     atexit.register(messages.forward_all)
 
 
+def name_hosts(names: Sequence[str]) -> None:
+    """Gives the names of the machines, by number of the host, for the reports."""
+    _names[:] = names
+
+
 @contextlib.contextmanager
 def report_lost_host() -> Iterator[None]:
     """Reports the loss of another host in one clear line, instead of the network's errors."""
@@ -56,16 +63,23 @@ def report_lost_host() -> Iterator[None]:
             raise
         # Of two hosts it is the other one; of more, only the coordination service knows.
         if jax.process_count() == 2:
-            _end_without(f"host {1 - jax.process_index()}")
+            _end_without(_host(1 - jax.process_index()))
         time.sleep(HEARTBEAT_S + 15)  # until the coordination service knows which one, and ends this process
         _end_without(f"another host ({first_line(error)})")
 
 
+def _host(number: int) -> str:
+    return f"host {number} ({_names[number]})" if number < len(_names) else f"host {number}"
+
+
 def _end_without(host: str) -> NoReturn:
+    _end(f"{host} is gone: start all hosts again, and the run continues from its newest checkpoint")
+
+
+def _end(problem: str) -> NoReturn:
     """Ends this process at once: to end in order, it would need the host that is gone."""
     with _at_the_end:  # never released: the first report is the only one
-        line = f"error: {host} is gone: start all hosts again, and the run continues from its newest checkpoint"
-        print(f"\n{line}", file=sys.stderr, flush=True)
+        print(f"\nerror: {problem}", file=sys.stderr, flush=True)
         os._exit(STOPPED)
 
 
@@ -84,9 +98,11 @@ class _Messages:
             recent = (recent + block)[-(1 << 16) :]
             with self._lock:
                 self._held.append((time.monotonic(), block))
+            if _FATAL in recent and _NOT_CONNECTED in recent:
+                _end("the hosts have not all connected within five minutes: start all again, or see why one is missing")
             if _FATAL in recent:
                 silent = _SILENT.findall(recent)
-                _end_without(f"host {silent[-1].decode() if silent else 0}")
+                _end_without(_host(int(silent[-1]) if silent else 0))
 
     def forward(self) -> None:
         """Writes messages where they belong, when they have waited."""

@@ -6,12 +6,12 @@ those with GPUs and TPUs, is announced a minute to an hour before:
 https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice.
 """
 
-import http.client
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
+
+from flash_lm.runs import google_metadata
 
 
 class _Notice(NamedTuple):
@@ -27,9 +27,6 @@ _NOTICES = {
         "TERMINATE_ON_HOST_MAINTENANCE", "will stop this machine for maintenance", counts_at_start=False
     ),
 }
-_SERVER = "169.254.169.254"  # of every machine there; GCE_METADATA_HOST names another, as for Google's libraries
-_FIRST_ANSWER_S = 2.0
-_CHANGE_S = 60  # how long one question waits for a change
 _PAUSE_S = 1.0  # between questions
 
 
@@ -49,31 +46,11 @@ def _watch(key: str, notify: Callable[[str], None]) -> None:
     while True:
         is_start = tag is None
         try:
-            value, tag = _ask(key, tag)
-        except (OSError, http.client.HTTPException):
+            value, tag = google_metadata.ask(key, tag)
+        except google_metadata.ERRORS:
             if is_start:
                 return  # not on Google Cloud
         else:
             if value == notice.value and (notice.counts_at_start or not is_start):
                 return notify(f"Google Cloud {notice.reason}")
         time.sleep(_PAUSE_S)
-
-
-def _ask(key: str, tag: str | None) -> tuple[str, str]:
-    """The value of a key and its tag; with a tag, when the value is another one or after a minute.
-
-    Raises:
-        OSError: no answer, or not one of a metadata server.
-    """
-    # Not urllib, which would send the question to a proxy.
-    timeout = _FIRST_ANSWER_S if tag is None else _CHANGE_S + _FIRST_ANSWER_S
-    connection = http.client.HTTPConnection(os.environ.get("GCE_METADATA_HOST", _SERVER), timeout=timeout)
-    wait = "" if tag is None else f"?wait_for_change=true&last_etag={tag}&timeout_sec={_CHANGE_S}"
-    try:
-        connection.request("GET", f"/computeMetadata/v1/instance/{key}{wait}", headers={"Metadata-Flavor": "Google"})
-        answer = connection.getresponse()
-        if answer.status != http.client.OK or answer.getheader("Metadata-Flavor") != "Google":
-            raise OSError(f"answer {answer.status}")
-        return answer.read().decode().strip(), answer.getheader("ETag", "0")
-    finally:
-        connection.close()

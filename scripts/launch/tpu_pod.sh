@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Every host of a TPU pod slice runs the same command. JAX finds the other hosts through the slice's metadata.
+# Every host of a TPU pod slice runs the same command, and finds the others through the slice's metadata.
 #
 #   TPU=my-slice ZONE=us-east5-b scripts/launch/tpu_pod.sh --config=configs/flash_base.py \
 #       --workdir=/mnt/shared/runs/x --config.mesh.shape=-1,1,1
 #
 # A first word without dashes names another command than train, such as evaluate.
 #
-# Before: `gcloud auth login`; on every host the repository at ~/flash_lm, with `make setup DEVICE=tpu`; and a disk that
-# all hosts share, such as Filestore or a bucket mounted with gcsfuse, for the workdir and --config.data.cache_dir.
+# Start it in the repository, on a machine with its environment, after `gcloud auth login`. Before: on every host the
+# repository at ~/flash_lm, with `make setup DEVICE=tpu`; and a disk that all hosts share, such as Filestore or a bucket mounted
+# with gcsfuse, for the workdir and --config.data.cache_dir. When a host dies the others end within a minute, and all are
+# started again, RESTARTS times in a row at most; where this machine sees the workdir, a new checkpoint begins the count again.
 set -euo pipefail
 : "${TPU:?name of the slice}" "${ZONE:?its zone}"
 command=train
 case "${1:-}" in --* | "") ;; *) command=$1 && shift ;; esac
 words=$(printf '%q ' "$@")
-exec gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all \
-    --command="cd flash_lm && .venv/bin/python -m flash_lm.$command --hosts=auto $words"
+exec .venv/bin/python -m flash_lm.launch --restarts="${RESTARTS:-20}" \
+    gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" --worker=all \
+    --command="cd flash_lm && .venv/bin/python -m flash_lm.$command $words"

@@ -4,11 +4,14 @@ import contextlib
 import importlib.util
 import json
 import mmap
+import os
 import pathlib
+import platform
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +19,7 @@ import httpx
 import jax
 import numpy as np
 import pytest
+from metadata_server import MetadataServer
 from small import command, override_flags, python, small_config, write_corpus
 
 from flash_lm.errors import InputError
@@ -95,7 +99,8 @@ def test_the_others_end_when_one_host_is_killed(words, tmp_path, killed, number)
     _, err = left.communicate(timeout=60)
     assert time.monotonic() - since < 60 and left.returncode == 75, err
     assert [line for line in err.splitlines() if "error" in line] == [
-        f"error: host {killed} is gone: start all hosts again, and the run continues from its newest checkpoint"
+        f"error: host {killed} ({platform.node()}) is gone: start all hosts again, and the run continues from its "
+        "newest checkpoint"
     ]
     assert "stack trace" not in err
     processes[killed].kill()
@@ -112,6 +117,64 @@ def test_the_others_end_when_one_host_is_killed(words, tmp_path, killed, number)
     assert "run the same command to continue" in outputs[0][0]
     steps = [step for step, split, _ in figures(tmp_path / "run") if split == "train"]
     assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.slow("starts two processes that train, twice")
+def test_the_launcher_starts_again_when_a_process_is_killed(words, tmp_path):
+    """The run has every step once, and its losses are those of one that was not killed."""
+    run, steps = tmp_path / "run", ["--config.train.steps=60", "--config.train.checkpoint_every=10"]
+    command = [sys.executable, "-m", "flash_lm.train", *words, *steps, f"--workdir={run}"]
+    launcher = python("-m", "flash_lm.launch", "--processes=2", *command, devices=DEVICES // 2)
+    deadline = time.monotonic() + 120
+    while not (run / "checkpoints" / "20").is_dir():
+        assert launcher.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    _, err = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, err
+    assert "exit code 137: it starts again in 5 s, 1 of 5 times in a row" in err, err
+    finish(start(1, *words, *steps, f"--workdir={tmp_path / 'whole'}"))
+    assert [step for step, split, _ in figures(run) if split == "train"] == list(range(1, 61))
+    for (step, split, loss), (*step_and_split, expected) in zip(figures(run), figures(tmp_path / "whole"), strict=True):
+        assert [step, split] == step_and_split
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.slow("starts two processes, and waits for them")
+def test_a_notice_to_one_host_stops_all_at_one_step(words, tmp_path):
+    """A cloud preempts one of the machines: the other one saves and ends with it."""
+    server = MetadataServer(preempted="FALSE", maintenance_event="NONE")
+    long = [*words, "--config.train.steps=4000", f"--workdir={tmp_path / 'run'}"]
+    flag, environment = hosts_flag(2), os.environ | {"GCE_METADATA_HOST": f"127.0.0.1:{server.server_port}"}
+    processes = [
+        command("flash_lm.train", *long, f"{flag},{i}", devices=DEVICES // 2, env=environment if i else os.environ)
+        for i in range(2)
+    ]
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+    server.change("preempted", "TRUE")
+    (out, _), (_, err) = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [75, 75]
+    assert f"Google Cloud preempts this machine ({platform.node()})" in err
+    step = figures(tmp_path / "run")[-1][0]
+    assert f"stopped and saved at step {step}" in out and (tmp_path / "run" / "checkpoints" / str(step)).is_dir()
+
+
+@pytest.mark.slow("waits for a host that does not come")
+@pytest.mark.parametrize("number", [0, 1])
+def test_hosts_that_do_not_all_start_end_with_one_line(number):
+    program = """
+import functools, sys, jax
+jax.distributed.initialize = functools.partial(jax.distributed.initialize, initialization_timeout=4)
+from flash_lm.runs.hosts import join, parse_hosts
+join(*parse_hosts(sys.argv[1]))
+"""
+    process = python("-c", program, f"{hosts_flag(2).partition('=')[2]},{number}", devices=1)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75 and "stack trace" not in err
+    assert "error: the hosts have not all connected within five minutes" in err
 
 
 # A train command with this order of devices in the mesh; only the first host can read checkpoints.
@@ -255,5 +318,5 @@ def test_the_hosts_flag():
     assert parse_hosts("auto") == (None, None, None)
     assert parse_hosts("10.0.0.1:1234,4,0") == ("10.0.0.1:1234", 4, 0)
     for word in ("", "x", "here,2,0", "here:1,2,2", "here:1,0,0", "here:1,2"):
-        with pytest.raises(InputError, match="must be auto, or ADDRESS"):
+        with pytest.raises(InputError, match="must be auto, alone, or ADDRESS"):
             parse_hosts(word)

@@ -1,11 +1,10 @@
 """Notices of a cloud, from a local server that answers as Google's metadata server does."""
 
-import http.server
 import threading
 import time
-import urllib.parse
 
 import pytest
+from metadata_server import MetadataServer
 from small import command, override_flags, small_config, write_corpus
 
 from flash_lm.training import preemption
@@ -13,56 +12,10 @@ from flash_lm.training.interrupt import stop_on_signal
 from flash_lm.training.preemption import watch_for_preemption
 
 
-class MetadataServer(http.server.ThreadingHTTPServer):
-    """`values` by key; a question with wait_for_change is answered when the value has another tag."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.values = {"preempted": "FALSE", "maintenance-event": "NONE"}
-        self.flavor, self.status, self.asked = "Google", 200, []
-        self.changed = threading.Condition()
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    def change(self, key: str, value: str) -> None:
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def wait_until_watched(self) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: {key for key, waits in self.asked if waits} == {*self.values}, 20)
-
-
-class Answer(http.server.BaseHTTPRequestHandler):
-    server: MetadataServer
-
-    def do_GET(self):
-        server, url = self.server, urllib.parse.urlsplit(self.path)
-        words, key = dict(urllib.parse.parse_qsl(url.query)), url.path.rpartition("/")[2]
-        assert url.path == f"/computeMetadata/v1/instance/{key}" and self.headers["Metadata-Flavor"] == "Google"
-        with server.changed:
-            server.asked.append((key, "wait_for_change" in words))
-            server.changed.notify_all()
-            if words.get("wait_for_change") == "true":
-                other = lambda: server.values[key] != words["last_etag"]
-                server.changed.wait_for(other, float(words["timeout_sec"]))
-            value = server.values[key]
-            self.send_response(server.status)
-        self.send_header("Metadata-Flavor", server.flavor)
-        self.send_header("ETag", value)
-        self.end_headers()
-        self.wfile.write(value.encode())
-
-    def log_message(self, *words):
-        pass
-
-
 @pytest.fixture
 def cloud(monkeypatch):
     monkeypatch.setattr(preemption, "_PAUSE_S", 0.01)
-    server = MetadataServer()
+    server = MetadataServer(preempted="FALSE", maintenance_event="NONE")
     monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
     yield server
     server.shutdown()
