@@ -11,11 +11,13 @@ import pathlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
-from tqdm import tqdm
 
 from flash_lm.config.addresses import is_remote
 from flash_lm.config.data import DataConfig
@@ -24,10 +26,13 @@ from flash_lm.data.corpus import SPLITS, UNSPLIT, Corpus, DocumentStream, Piece
 from flash_lm.data.files import with_local_files
 from flash_lm.data.foreign_tokenizer import read_tokenizer
 from flash_lm.data.mixture import MixedCorpus, configs_of_parts
+from flash_lm.data.shared_tokenising import encode_shared
+from flash_lm.data.tokenising_progress import Progress, in_bytes, in_time
 from flash_lm.data.tokenized_text import TokenizedText, encode
 from flash_lm.data.tokenizer import ByteTokenizer, Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
+from flash_lm.runs.hosts import gather_from_hosts, is_first, on_all_hosts, several
 from flash_lm.runs.local_copy import copy_path, fetch
 from flash_lm.runs.storage import is_complete, reach, upload_folder
 
@@ -35,6 +40,8 @@ _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 _FORMAT = "4"  # increase it when the meaning of the files changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
+_LARGE = 1 << 30  # bytes of text, whose tokenising takes minutes
+_SEEN_S = 60.0  # until a new folder on a network's disk is seen everywhere
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
 # What reading truncated, empty or modified files raises.
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, InputError)
@@ -93,15 +100,10 @@ def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsp
     cache = reach(os.path.expanduser(config.cache_dir))
     # A run keeps its tokens if its corpus has changed or is gone.
     kept = _load_kept(config, cache, known) if known and not config.streaming and not unsplit else None
-    try:
-        corpus = load_corpus(config)
-    except InputError as error:
-        if kept is None:
-            raise
-        _log.warning("%s: using its tokens in %s", error, cache)
-        return kept
-    if kept and kept.fingerprint != corpus.fingerprint:
-        _log.warning("corpus %s has changed: using the tokens of the earlier one, in %s", corpus.name, cache)
+    corpus = on_all_hosts(lambda: _load_unless_kept(config, cache, kept))
+    shares_work = several() and all(gather_from_hosts(corpus is not None))
+    if corpus is None:
+        assert kept
         return kept
     # Tokens are keyed by the content of the corpus and by the tokenizer.
     names = (UNSPLIT,) if unsplit else SPLITS if corpus.stream is None else SPLITS[1:]
@@ -109,18 +111,35 @@ def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsp
     key = _key(corpus.fingerprint, tokenizer)
     folder = cache / (f"{corpus.name}-{key}-{UNSPLIT}" if unsplit else f"{corpus.name}-{key}")
 
-    def make(partial: pathlib.Path) -> None:
-        counts = {split: _tokenize(corpus, split, tokenizer, partial) for split in names}
+    def make(partial: pathlib.Path, tokenize: Callable[..., dict[str, Any]] = _tokenize) -> None:
+        counts = {split: tokenize(corpus, split, tokenizer, partial) for split in names}
         info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "counts": counts}
-        (partial / "info.json").write_text(json.dumps(info) + "\n")
+        if tokenize is _tokenize or is_first():
+            (partial / "info.json").write_text(json.dumps(info) + "\n")
         if load_corpus(config).fingerprint != corpus.fingerprint:
             raise InputError(
                 f"corpus {corpus.name} changed while it was tokenised: start again when no process writes to it"
             )
 
-    splits = _load_or_make(folder, make, lambda folder: _read_splits(folder, names, _dtype(tokenizer)))
+    load = lambda folder: _read_splits(folder, names, _dtype(tokenizer))
+    splits = (_load_or_make_on_hosts if shares_work else _load_or_make)(folder, make, load)
     parts = tuple(configs_of_parts(config))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream, parts=parts)
+
+
+def _load_unless_kept(config: DataConfig, cache: pathlib.Path, kept: TokenizedCorpus | None) -> Corpus | None:
+    """The corpus; None: it is gone or has changed, and the kept tokens are to be used."""
+    try:
+        corpus = load_corpus(config)
+    except InputError as error:
+        if kept is None:
+            raise
+        _log.warning("%s: using its tokens in %s", error, cache)
+        return None
+    if kept and kept.fingerprint != corpus.fingerprint:
+        _log.warning("corpus %s has changed: using the tokens of the earlier one, in %s", corpus.name, cache)
+        return None
+    return corpus
 
 
 def load_corpus(config: DataConfig) -> Corpus:
@@ -228,34 +247,65 @@ def _training_lines(corpus: Corpus) -> Iterator[str]:
 
 def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> dict[str, Any]:
     """Streams a split through the tokenizer into two files; returns its counts as in TokenizedText."""
-    dtype = _dtype(tokenizer)
-    with open(folder / f"{split}.tokens", "wb") as file:
-        starts, counts = encode(_batches(corpus, split), tokenizer, lambda ids: file.write(ids.astype(dtype).tobytes()))
-    # Every part of a mixture must have documents.
+    dtype, total = _dtype(tokenizer), _announce(corpus, split, tokenizer)
+    with Progress(f"{corpus.name} {split}", total) as progress, open(folder / f"{split}.tokens", "wb") as file:
+        write = lambda ids: file.write(ids.astype(dtype).tobytes())
+        starts, counts = encode(_batches(corpus.pieces(split), progress.show), tokenizer, write)
+    _finish(corpus, split, folder, starts, counts)
+    return counts
+
+
+def _tokenize_on_hosts(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> dict[str, Any]:
+    """As `_tokenize`, on all hosts together, in a folder that they share."""
+    total = on_all_hosts(lambda: _announce(corpus, split, tokenizer) if is_first() else None)
+    with Progress(f"{corpus.name} {split}", total, shown=is_first()) as progress:
+        encoded = encode_shared(
+            corpus.pieces(split), _batches, tokenizer, folder, split, _dtype(tokenizer), progress.show
+        )
+    on_all_hosts(lambda: _finish(corpus, split, folder, *encoded) if encoded else None)
+    return gather_from_hosts(encoded and encoded[1])[0]
+
+
+def _announce(corpus: Corpus, split: str, tokenizer: Tokenizer) -> int | None:
+    """The bytes of a split, if they are known; of a large one it says how long tokenising will take."""
+    size = corpus.size(split)
+    if size is None or size < _LARGE:
+        return size
+    # A sample tells the speed; each host does its part.
+    sample = [piece.text for piece in next(_batches(corpus.pieces(split)))]
+    since = time.perf_counter()
+    tokenizer.encode(sample)
+    seconds = (time.perf_counter() - since) * size / sum(len(text.encode()) for text in sample)
+    count = jax.process_count() if several() else 1
+    on_hosts = f" on {count} hosts" if count > 1 else ""
+    about = f"{in_bytes(size)}, about {in_time(seconds / count)}{on_hosts}"
+    _log.info("tokenise %s %s: %s", corpus.name, split, about)
+    return size
+
+
+def _finish(corpus: Corpus, split: str, folder: pathlib.Path, starts: np.ndarray, counts: dict[str, Any]) -> None:
+    """Writes the starts; every part of a mixture must have documents."""
     named = list(corpus.parts) if isinstance(corpus, MixedCorpus) else [corpus.name]
     documents = counts.get("part_documents", [len(starts) - 1])
     empty = [name for name, count in itertools.zip_longest(named, documents) if not count]
     if empty:
         raise InputError(f"corpus {empty[0]} is too small: its {split} split has no text; give more or longer files")
     np.save(folder / f"{split}.starts.npy", starts)
-    return counts
 
 
-def _batches(corpus: Corpus, split: str) -> Iterator[list[Piece]]:
-    # Batches of about equal size in bytes, for the parallel tokenizer.
-    bar = tqdm(desc=f"tokenise {corpus.name} {split}", total=corpus.size(split), unit="B", unit_scale=True, leave=False)
-    batch, size = [], 0
-    with bar:
-        for piece in corpus.pieces(split):
-            batch.append(piece)
-            piece_bytes = len(piece.text.encode())
-            size += piece_bytes
-            bar.update(piece_bytes)
-            if size >= _BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-        if batch:
+def _batches(pieces: Iterable[Piece], show: Callable[[int], object] = lambda done: None) -> Iterator[list[Piece]]:
+    """Batches of about equal size in bytes, for the parallel tokenizer; `show` receives the bytes of those before."""
+    batch, size, done = [], 0, 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text.encode())
+        if size >= _BATCH_BYTES:
             yield batch
+            done += size
+            show(done)
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _load_or_make(
@@ -283,6 +333,55 @@ def _load_or_make(
         with _atomic_folder(folder) as partial:
             make(partial)
     return load(folder)
+
+
+def _load_or_make_on_hosts(
+    folder: pathlib.Path, make: Callable[..., None], load: Callable[[pathlib.Path], Made]
+) -> Made:
+    """As `_load_or_make`, by all hosts together; one by one, where they do not share the folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = None
+    if _exists(folder):
+        try:
+            made = load(folder)
+        except _DAMAGED as error:
+            _log.warning("%s is damaged, making it again: %s", folder, error)
+            _remove(folder)
+    if all(gather_from_hosts(made is not None)):
+        return typing.cast(Made, made)
+    if not _is_shared(folder.parent):
+        if is_first():
+            _log.warning(
+                "data.cache_dir=%s is not the same folder on all hosts: each of them tokenises all of the corpus; name "
+                "one that they share, to divide the work",
+                folder.parent,
+            )
+        return _load_or_make(folder, make, load)
+    # The first host makes the folder and renames it at the end, and all write into it.
+    with contextlib.ExitStack() as stack:
+        mine = on_all_hosts(lambda: stack.enter_context(_atomic_folder(folder)) if is_first() else None)
+        partial = folder.parent / gather_from_hosts(mine and mine.name)[0]
+        on_all_hosts(lambda: make(partial, _tokenize_on_hosts))
+    gather_from_hosts(None)
+    deadline = time.monotonic() + _SEEN_S
+    while not _exists(folder) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return on_all_hosts(lambda: load(folder))
+
+
+def _exists(folder: pathlib.Path) -> bool:
+    # Listed, because a network's disk may remember for a minute that a name did not exist.
+    return folder.name in os.listdir(folder.parent)
+
+
+def _is_shared(folder: pathlib.Path) -> bool:
+    """Whether all hosts see the same folder."""
+    file = folder / gather_from_hosts(f".{secrets.token_hex(8)}")[0]
+    on_all_hosts(lambda: file.touch() if is_first() else None)
+    shared = all(gather_from_hosts(_exists(file)))
+    if is_first():
+        file.unlink()
+    return shared
 
 
 def _remove(folder: pathlib.Path) -> None:

@@ -6,17 +6,18 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from flash_lm.errors import InputError, first_line
+from flash_lm.errors import InputError, RunError, first_line
 from flash_lm.runs.clusters import local_device_ids
-from flash_lm.runs.lost_hosts import HEARTBEAT_S, name_hosts, report_lost_host, report_lost_hosts
+from flash_lm.runs.lost_hosts import HEARTBEAT_S, host_name, name_hosts, report_lost_host, report_lost_hosts
 
+Result = TypeVar("Result")
 _ASK_EVERY_S = 5.0  # how often the hosts ask each other whether to stop
 _MOST_UNASKED = 100  # most steps between two such questions
 
@@ -82,6 +83,56 @@ def parse_hosts(word: str) -> tuple[str | None, int | None, int | None]:
 def is_first() -> bool:
     """Whether this host writes the files that are written once."""
     return jax.process_index() == 0
+
+
+def several() -> bool:
+    """Whether this process has joined others; asks JAX for no device."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+class Problem(NamedTuple):
+    """What went wrong on a host, as JSON: the error's message, and whether it is an InputError."""
+
+    message: str
+    is_input: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> "Problem":
+        """The problem that an error is."""
+        is_ours = isinstance(error, InputError | RunError)
+        return cls(str(error) if is_ours else first_line(error), isinstance(error, InputError))
+
+
+def check_problems(problems: Sequence[Sequence[Any] | None]) -> None:
+    """Raises the problem of the first host that has one.
+
+    Args:
+        problems: of all hosts, gathered; None: it has none.
+
+    Raises:
+        InputError, RunError: with the name of the host.
+    """
+    for number, problem in enumerate(problems):
+        if problem is not None:
+            message, is_input = problem
+            raise (InputError if is_input else RunError)(f"{host_name(number)}: {message}")
+
+
+def on_all_hosts(action: Callable[[], Result]) -> Result:
+    """Runs an action on every host, and waits for all.
+
+    Raises:
+        InputError, RunError: the action has failed on another host; its own error is raised as it is.
+    """
+    if not several():
+        return action()
+    try:
+        result = action()
+    except Exception as error:
+        gather_from_hosts(Problem.of(error))
+        raise
+    check_problems(gather_from_hosts(None))
+    return result
 
 
 def check_same(**facts: Any) -> None:

@@ -63,12 +63,13 @@ def report_lost_host() -> Iterator[None]:
             raise
         # Of two hosts it is the other one; of more, only the coordination service knows.
         if jax.process_count() == 2:
-            _end_without(_host(1 - jax.process_index()))
+            _end_without(host_name(1 - jax.process_index()))
         time.sleep(HEARTBEAT_S + 15)  # until the coordination service knows which one, and ends this process
         _end_without(f"another host ({first_line(error)})")
 
 
-def _host(number: int) -> str:
+def host_name(number: int) -> str:
+    """What messages call a host: its number, and the name of its machine."""
     return f"host {number} ({_names[number]})" if number < len(_names) else f"host {number}"
 
 
@@ -102,7 +103,7 @@ class _Messages:
                 _end("the hosts have not all connected within five minutes: start all again, or see why one is missing")
             if _FATAL in recent:
                 silent = _SILENT.findall(recent)
-                _end_without(_host(int(silent[-1]) if silent else 0))
+                _end_without(host_name(int(silent[-1]) if silent else 0))
 
     def forward(self) -> None:
         """Writes messages where they belong, when they have waited."""

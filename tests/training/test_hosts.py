@@ -22,6 +22,8 @@ import pytest
 from metadata_server import MetadataServer
 from small import command, override_flags, python, small_config, write_corpus
 
+from flash_lm.config.experiment import parse
+from flash_lm.data.token_cache import load_tokenized
 from flash_lm.errors import InputError
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.model import load_model
@@ -175,6 +177,17 @@ join(*parse_hosts(sys.argv[1]))
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75 and "stack trace" not in err
     assert "error: the hosts have not all connected within five minutes" in err
+
+
+@pytest.mark.slow("starts two processes that train")
+def test_hosts_tokenise_a_corpus_together(tmp_path):
+    """Their cache has the files that one host writes."""
+    config = small_config(write_corpus(tmp_path / "text", documents=60, lines=400), tmp_path / "alone", "flash")
+    load_tokenized(parse(config).data)
+    config.data.cache_dir = str(tmp_path / "together")
+    finish(start(2, "--config=configs/base.py", *override_flags(config), f"--workdir={tmp_path / 'run'}"))
+    read = lambda folder: {x.relative_to(folder): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
+    assert read(tmp_path / "together") == read(tmp_path / "alone")
 
 
 # A train command with this order of devices in the mesh; only the first host can read checkpoints.
