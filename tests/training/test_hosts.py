@@ -164,6 +164,27 @@ def test_a_notice_to_one_host_stops_all_at_one_step(words, tmp_path):
     assert f"stopped and saved at step {step}" in out and (tmp_path / "run" / "checkpoints" / str(step)).is_dir()
 
 
+@pytest.mark.slow("starts two processes")
+@pytest.mark.parametrize(("flag", "expected"), [((), "2 4"), (("--hosts=alone",), "1 2")])
+def test_tasks_of_srun_find_each_other(flag, expected):
+    """With the variables of srun, and no flag."""
+    program = """
+import argparse, sys, jax
+from flash_lm.cli.flags import add_begin_flags, begin
+parser = argparse.ArgumentParser()
+add_begin_flags(parser)
+begin(parser.parse_args())
+print(jax.process_count(), jax.device_count())
+"""
+    port = hosts_flag(1).rpartition(":")[2].partition(",")[0]
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0", "JAX_COORDINATOR_PORT": port}
+    processes = [
+        python("-c", program, *flag, devices=2, env=os.environ | job | {"SLURM_PROCID": str(i)}) for i in range(2)
+    ]
+    assert [out.splitlines()[-1] for out in finish(processes)] == [expected] * 2
+
+
 @pytest.mark.slow("waits for a host that does not come")
 @pytest.mark.parametrize("number", [0, 1])
 def test_hosts_that_do_not_all_start_end_with_one_line(number):
