@@ -4,25 +4,29 @@ The result is that of `encode` on one host, byte by byte. All hosts read all of 
 than to tokenise it. They meet every few seconds, so that a host which fails ends all.
 """
 
-import io
+import contextlib
 import itertools
 import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
 
+from flash_lm.config.addresses import is_remote
 from flash_lm.data.corpus import Piece
 from flash_lm.data.tokenized_text import encode
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
 from flash_lm.runs.hosts import Problem, check_problems, gather_from_hosts, is_first, on_all_hosts
+from flash_lm.runs.local_copy import fetch
+from flash_lm.runs.storage import explain_errors, upload
 
 Counts = dict[str, Any]
 _BLOCK = 4 << 20  # characters of text
+_COPIED = 16 << 20  # bytes at a time
 _MEET_EVERY_S = 5.0
 _MOST_BLOCKS = 1000  # between two meetings
 _DIFFERENT = "the hosts have read different text: give all of them the same files, which no process changes"
@@ -32,20 +36,16 @@ def encode_shared(
     pieces: Iterable[Piece],
     batches: Callable[[Iterable[Piece]], Iterator[list[Piece]]],
     tokenizer: Tokenizer,
-    folder: pathlib.Path,
-    name: str,
-    dtype: type[np.unsignedinteger],
+    parts: "Parts",
     show: Callable[[int], None],
 ) -> tuple[np.ndarray, Counts] | None:
-    """Streams a split through a tokenizer, on all hosts at once, into the file `name`.tokens.
+    """Streams a split through a tokenizer, on all hosts at once, into one file on the first.
 
     Args:
         pieces: the text of the split, the same on all hosts.
         batches: cuts pieces into batches, each small enough for memory.
         tokenizer: the tokenizer.
-        folder: a folder that all hosts share.
-        name: of the split.
-        dtype: of the tokens in the file.
+        parts: the files of the hosts.
         show: receives the number of bytes of text that all hosts together have done.
 
     Returns:
@@ -61,8 +61,8 @@ def encode_shared(
     blocks: list[tuple[np.ndarray, Counts]] = []
     count = 0
     try:
-        with open(_part(folder, name, host), "wb") as file:
-            write = lambda ids: file.write(ids.astype(dtype).tobytes())
+        with open(parts.tokens(host), "wb") as file:
+            write = lambda ids: file.write(ids.astype(parts.dtype).tobytes())
             for number, block in _blocks(pieces):
                 if number % hosts == host:
                     blocks.append(encode(batches(block), tokenizer, write))
@@ -71,7 +71,8 @@ def encode_shared(
                 meetings.after(count)
             file.flush()
             os.fsync(file.fileno())
-        _save_starts(_part(folder, name, host), [starts for starts, _ in blocks])
+        parts.save_starts(host, [starts for starts, _ in blocks])
+        parts.upload(host)
         meetings.end()
     except Exception as error:
         meetings.report(error)
@@ -81,7 +82,7 @@ def encode_shared(
     results = gather_from_hosts([count, _add_counts([_with_documents(*block) for block in blocks])])
     if len({count for count, _ in results}) > 1:
         raise InputError(_DIFFERENT)
-    joined = on_all_hosts(lambda: _join(folder, name, hosts, count, np.dtype(dtype).itemsize) if is_first() else None)
+    joined = on_all_hosts(lambda: parts.join(hosts, count) if is_first() else None)
     counts = _add_counts([counts for _, counts in results])
     if len(counts["part_documents"]) < 2:
         del counts["part_documents"]  # no mixture
@@ -143,59 +144,77 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[tuple[int, Iterator[Piece]]]:
         yield number, (piece for _, piece in block)
 
 
-def _join(folder: pathlib.Path, name: str, hosts: int, blocks: int, item: int) -> np.ndarray:
-    """Writes the blocks of all parts in their order to one file, and removes the parts; returns all starts."""
-    paths = [_part(folder, name, host) for host in range(hosts)]
-    starts, written = [], 0
-    files = [open(path, "rb") for path in paths]  # noqa: SIM115 (closed below)
-    try:
-        parts = [_read_starts(path) for path in paths]
-        with open(folder / f"{name}.tokens", "wb") as target:
+class Parts(NamedTuple):
+    """The files of one split: a part of each host, and the whole.
+
+    Attributes:
+        folder: where the files lie on this machine.
+        shared: through which hosts exchange them: the same folder on a shared disk, or one in an object store.
+        name: name of the split.
+        dtype: of the tokens.
+    """
+
+    folder: pathlib.Path
+    shared: pathlib.Path
+    name: str
+    dtype: type[np.unsignedinteger]
+
+    def tokens(self, host: int) -> pathlib.Path:
+        """The file of a host's tokens, block after block."""
+        return self.folder / f"{self.name}.part-{host}"
+
+    def starts(self, host: int) -> pathlib.Path:
+        """The file of the starts in each block of a host."""
+        return self.folder / f"{self.name}.part-{host}.starts"
+
+    def save_starts(self, host: int, blocks: list[np.ndarray]) -> None:
+        """Writes the starts in each block, each with the block's number of tokens at the end."""
+        with open(self.starts(host), "wb") as file:
+            np.save(file, np.array([len(starts) for starts in blocks], np.int64))
+            np.save(file, np.concatenate([np.zeros(0, np.int64), *blocks]))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def upload(self, host: int) -> None:
+        """Makes a host's complete files visible to the others."""
+        if is_remote(self.shared):
+            for path in (self.tokens(host), self.starts(host)):
+                with explain_errors(self.shared):
+                    upload(path, self.shared / path.name)
+
+    def join(self, hosts: int, blocks: int) -> np.ndarray:
+        """Writes so many blocks of all hosts in their order to one file, and removes the parts; returns all starts."""
+        paths = [path for host in range(hosts) for path in (self.tokens(host), self.starts(host))]
+        if is_remote(self.shared):
+            for path in paths[2:]:  # those of this host, the first one, are here
+                fetch(self.shared / path.name)
+        starts, written = [], 0
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(self.tokens(host), "rb")) for host in range(hosts)]
+            target = stack.enter_context(open(self.folder / f"{self.name}.tokens", "wb"))
+            starts_of = [self._read_starts(host) for host in range(hosts)]
             for number in range(blocks):
-                *begins, size = next(parts[number % hosts])
+                *begins, size = next(starts_of[number % hosts])
                 starts.append(np.array(begins, np.int64) + written)
-                _copy(files[number % hosts], target, size * item)
+                _copy(files[number % hosts], target, int(size) * np.dtype(self.dtype).itemsize)
                 written += size
-    finally:
-        for file in files:
-            file.close()
-    for path in paths:
-        path.unlink()
-        _starts_of(path).unlink()
-    return np.concatenate([*starts, np.array([written], np.int64)])
+        for path in paths:
+            path.unlink()
+        return np.concatenate([*starts, np.array([written], np.int64)])
+
+    def _read_starts(self, host: int) -> Iterator[np.ndarray]:
+        with open(self.starts(host), "rb") as file:
+            sizes, starts = np.load(file), np.load(file)
+        return iter(np.split(starts, np.cumsum(sizes)[:-1]) if len(sizes) else [])
 
 
-def _copy(source: io.BufferedReader, target: io.BufferedWriter, size: int) -> None:
+def _copy(source: BinaryIO, target: BinaryIO, size: int) -> None:
     while size:
-        data = source.read(min(size, 16 << 20))
+        data = source.read(min(size, _COPIED))
         if not data:
             raise InputError(f"{source.name} has lost tokens: give a data.cache_dir on a disk that all hosts share")
         target.write(data)
         size -= len(data)
-
-
-def _save_starts(part: pathlib.Path, blocks: list[np.ndarray]) -> None:
-    sizes = np.array([len(starts) for starts in blocks], np.int64)
-    with open(_starts_of(part), "wb") as file:
-        np.save(file, sizes)
-        np.save(file, np.concatenate([np.zeros(0, np.int64), *blocks]))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read_starts(part: pathlib.Path) -> Iterator[np.ndarray]:
-    """The starts of each block, and then its number of tokens."""
-    with open(_starts_of(part), "rb") as file:
-        sizes, starts = np.load(file), np.load(file)
-    return iter(np.split(starts, np.cumsum(sizes)[:-1]) if len(sizes) else [])
-
-
-def _part(folder: pathlib.Path, name: str, host: int) -> pathlib.Path:
-    return folder / f"{name}.part-{host}"
-
-
-def _starts_of(part: pathlib.Path) -> pathlib.Path:
-    return part.with_name(f"{part.name}.starts")
 
 
 def _with_documents(starts: np.ndarray, counts: Counts) -> Counts:

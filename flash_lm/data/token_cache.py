@@ -8,44 +8,35 @@ import json
 import logging
 import os
 import pathlib
-import secrets
-import shutil
-import tempfile
 import time
-import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
-from flash_lm.config.addresses import is_remote
 from flash_lm.config.data import DataConfig
 from flash_lm.config.registry import CORPORA
+from flash_lm.data.cache_folder import COMPLETE, DAMAGED, load_or_make, load_or_make_on_hosts
 from flash_lm.data.corpus import SPLITS, UNSPLIT, Corpus, DocumentStream, Piece
 from flash_lm.data.files import with_local_files
 from flash_lm.data.foreign_tokenizer import read_tokenizer
 from flash_lm.data.mixture import MixedCorpus, configs_of_parts
-from flash_lm.data.shared_tokenising import encode_shared
+from flash_lm.data.shared_tokenising import Parts, encode_shared
 from flash_lm.data.tokenising_progress import Progress, in_bytes, in_time
 from flash_lm.data.tokenized_text import TokenizedText, encode
 from flash_lm.data.tokenizer import ByteTokenizer, Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.runs.hosts import gather_from_hosts, is_first, on_all_hosts, several
-from flash_lm.runs.local_copy import copy_path, fetch
-from flash_lm.runs.storage import is_complete, reach, upload_folder
+from flash_lm.runs.local_copy import fetch
+from flash_lm.runs.storage import is_complete, reach
 
 _log = logging.getLogger(__name__)
-Made = TypeVar("Made")
 _FORMAT = "4"  # increase it when the meaning of the files changes
 _BATCH_BYTES = 4 << 20  # of text, tokenised at a time
 _LARGE = 1 << 30  # bytes of text, whose tokenising takes minutes
-_SEEN_S = 60.0  # until a new folder on a network's disk is seen everywhere
 _TRAINING_BYTES = 32 << 20  # of text, to train a tokenizer on
-# What reading truncated, empty or modified files raises.
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, InputError)
-_COMPLETE = "complete"  # an empty file of a folder in an object store
 _LONGEST_LINE = 4096  # characters of a line, to train a tokenizer on
 
 
@@ -111,18 +102,27 @@ def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsp
     key = _key(corpus.fingerprint, tokenizer)
     folder = cache / (f"{corpus.name}-{key}-{UNSPLIT}" if unsplit else f"{corpus.name}-{key}")
 
-    def make(partial: pathlib.Path, tokenize: Callable[..., dict[str, Any]] = _tokenize) -> None:
-        counts = {split: tokenize(corpus, split, tokenizer, partial) for split in names}
+    def finish(folder: pathlib.Path, counts: dict[str, Any]) -> None:
         info = {"corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "counts": counts}
-        if tokenize is _tokenize or is_first():
-            (partial / "info.json").write_text(json.dumps(info) + "\n")
+        (folder / "info.json").write_text(json.dumps(info) + "\n")
         if load_corpus(config).fingerprint != corpus.fingerprint:
             raise InputError(
                 f"corpus {corpus.name} changed while it was tokenised: start again when no process writes to it"
             )
 
+    def make(folder: pathlib.Path) -> None:
+        finish(folder, {split: _tokenize(corpus, split, tokenizer, folder) for split in names})
+
+    def make_on_hosts(folder: pathlib.Path, shared: pathlib.Path) -> None:
+        counts = {split: _tokenize_on_hosts(corpus, split, tokenizer, folder, shared) for split in names}
+        if is_first():
+            finish(folder, counts)
+
     load = lambda folder: _read_splits(folder, names, _dtype(tokenizer))
-    splits = (_load_or_make_on_hosts if shares_work else _load_or_make)(folder, make, load)
+    if shares_work:
+        splits = load_or_make_on_hosts(folder, make, make_on_hosts, load)
+    else:
+        splits = load_or_make(folder, make, load)
     parts = tuple(configs_of_parts(config))
     return TokenizedCorpus(corpus.name, corpus.fingerprint, tokenizer, splits, corpus.stream, parts=parts)
 
@@ -167,9 +167,9 @@ def _load_kept(config: DataConfig, cache: pathlib.Path, known: KnownCorpus) -> T
     # The corpus itself may be gone: its tokens are named by fingerprint and tokenizer.
     key = _key(known.fingerprint, known.tokenizer)
     for folder in cache.glob(f"*-{key}"):
-        if not is_complete(folder, _COMPLETE):
+        if not is_complete(folder, COMPLETE):
             continue
-        with contextlib.suppress(*_DAMAGED):
+        with contextlib.suppress(*DAMAGED):
             splits = _read_splits(fetch(folder), SPLITS, _dtype(known.tokenizer))
             name = folder.name.removesuffix(f"-{key}")
             parts = tuple(configs_of_parts(config))
@@ -228,7 +228,7 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
     def make(partial: pathlib.Path) -> None:
         save_tokenizer(train_sentencepiece(_training_lines(corpus), config.vocab_size), partial)
 
-    return _load_or_make(folder, make, load_tokenizer)
+    return load_or_make(folder, make, load_tokenizer)
 
 
 def _training_lines(corpus: Corpus) -> Iterator[str]:
@@ -255,13 +255,15 @@ def _tokenize(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.
     return counts
 
 
-def _tokenize_on_hosts(corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path) -> dict[str, Any]:
-    """As `_tokenize`, on all hosts together, in a folder that they share."""
+def _tokenize_on_hosts(
+    corpus: Corpus, split: str, tokenizer: Tokenizer, folder: pathlib.Path, shared: pathlib.Path
+) -> dict[str, Any]:
+    """As `_tokenize`, on all hosts together, which exchange files through `shared`."""
     total = on_all_hosts(lambda: _announce(corpus, split, tokenizer) if is_first() else None)
+    dtype = _dtype(tokenizer)
     with Progress(f"{corpus.name} {split}", total, shown=is_first()) as progress:
-        encoded = encode_shared(
-            corpus.pieces(split), _batches, tokenizer, folder, split, _dtype(tokenizer), progress.show
-        )
+        parts = Parts(folder, shared, split, dtype)
+        encoded = encode_shared(corpus.pieces(split), _batches, tokenizer, parts, progress.show)
     on_all_hosts(lambda: _finish(corpus, split, folder, *encoded) if encoded else None)
     return gather_from_hosts(encoded and encoded[1])[0]
 
@@ -306,106 +308,3 @@ def _batches(pieces: Iterable[Piece], show: Callable[[int], object] = lambda don
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _load_or_make(
-    folder: pathlib.Path, make: Callable[[pathlib.Path], None], load: Callable[[pathlib.Path], Made]
-) -> Made:
-    """Loads a folder that `make` has written, now or earlier; a damaged folder is made again.
-
-    One in an object store is copied to this machine, or made here and uploaded; its last object says that it is
-    complete.
-    """
-    if is_remote(folder):
-        uploaded = is_complete(folder, _COMPLETE)
-        made = _load_or_make(fetch(folder) if uploaded else copy_path(folder), make, load)
-        if not uploaded:
-            (copy_path(folder) / _COMPLETE).touch()
-            upload_folder(copy_path(folder), folder, _COMPLETE)
-        return made
-    for _ in range(3):  # another process may find it damaged and remove it before it is read
-        if folder.exists():
-            try:
-                return load(folder)
-            except _DAMAGED as error:
-                _log.warning("%s is damaged, making it again: %s", folder, error)
-                _remove(folder)
-        with _atomic_folder(folder) as partial:
-            make(partial)
-    return load(folder)
-
-
-def _load_or_make_on_hosts(
-    folder: pathlib.Path, make: Callable[..., None], load: Callable[[pathlib.Path], Made]
-) -> Made:
-    """As `_load_or_make`, by all hosts together; one by one, where they do not share the folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = None
-    if _exists(folder):
-        try:
-            made = load(folder)
-        except _DAMAGED as error:
-            _log.warning("%s is damaged, making it again: %s", folder, error)
-            _remove(folder)
-    if all(gather_from_hosts(made is not None)):
-        return typing.cast(Made, made)
-    if not _is_shared(folder.parent):
-        if is_first():
-            _log.warning(
-                "data.cache_dir=%s is not the same folder on all hosts: each of them tokenises all of the corpus; name "
-                "one that they share, to divide the work",
-                folder.parent,
-            )
-        return _load_or_make(folder, make, load)
-    # The first host makes the folder and renames it at the end, and all write into it.
-    with contextlib.ExitStack() as stack:
-        mine = on_all_hosts(lambda: stack.enter_context(_atomic_folder(folder)) if is_first() else None)
-        partial = folder.parent / gather_from_hosts(mine and mine.name)[0]
-        on_all_hosts(lambda: make(partial, _tokenize_on_hosts))
-    gather_from_hosts(None)
-    deadline = time.monotonic() + _SEEN_S
-    while not _exists(folder) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return on_all_hosts(lambda: load(folder))
-
-
-def _exists(folder: pathlib.Path) -> bool:
-    # Listed, because a network's disk may remember for a minute that a name did not exist.
-    return folder.name in os.listdir(folder.parent)
-
-
-def _is_shared(folder: pathlib.Path) -> bool:
-    """Whether all hosts see the same folder."""
-    file = folder / gather_from_hosts(f".{secrets.token_hex(8)}")[0]
-    on_all_hosts(lambda: file.touch() if is_first() else None)
-    shared = all(gather_from_hosts(_exists(file)))
-    if is_first():
-        file.unlink()
-    return shared
-
-
-def _remove(folder: pathlib.Path) -> None:
-    """Removes a folder atomically, so that no process finds a part of it; another process may do the same."""
-    aside = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    with contextlib.suppress(FileNotFoundError):
-        os.replace(folder, aside / folder.name)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _atomic_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A temporary folder that becomes `folder` at the end, or is removed after an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Not tempfile's, which only its owner can read: the user's umask says who shares the cache.
-    partial = folder.parent / f".{folder.name}-{secrets.token_hex(8)}"
-    partial.mkdir()
-    try:
-        yield partial
-        try:
-            os.replace(partial, folder)
-        except OSError:
-            # Another process made the same folder in the meantime; the key is a hash of the content, so either will do.
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

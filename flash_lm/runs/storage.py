@@ -164,6 +164,12 @@ def upload(file: pathlib.Path, target: pathlib.Path) -> None:
     object_store().put_file(str(file), str(target))
 
 
+def remove_folder(folder: pathlib.Path) -> None:
+    """Removes the objects of a remote folder, if there are any."""
+    with contextlib.suppress(FileNotFoundError):
+        object_store().rm(str(folder), recursive=True)
+
+
 def move_folder(source: pathlib.Path, target: pathlib.Path) -> None:
     """Renames a folder; in an object store its objects are copied, and then removed."""
     if is_remote(source):

@@ -9,10 +9,12 @@ import time
 
 import numpy as np
 import pytest
-from small import command, override_flags, small_config, write_corpus
+from small import command, finish, override_flags, python, small_config, write_corpus
 
 import flash_lm
 from flash_lm import evaluate, export
+from flash_lm.config.experiment import parse
+from flash_lm.data.token_cache import load_tokenized
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate as score
 from flash_lm.runs import lease
@@ -150,3 +152,43 @@ def test_hosts_without_a_shared_disk(bucket, tmp_path):
         assert not bucket.names("runs/x/lock/")
         bucket.storage.delete_file("bucket", f"runs/x/checkpoints/12{COMMITTED}")
     assert "step 9 of 12" in outputs[0][0] and not outputs[1][0]
+
+
+TOKENISE = """
+import sys
+from small import small_config
+from flash_lm.config.experiment import parse
+from flash_lm.data import shared_tokenising
+from flash_lm.data.token_cache import load_tokenized
+from flash_lm.runs.hosts import join, parse_hosts
+shared_tokenising._BLOCK = 1000
+join(*parse_hosts(sys.argv[1]))
+load_tokenized(parse(small_config(*sys.argv[2:])).data)
+"""
+
+
+@pytest.mark.slow("starts two processes")
+def test_hosts_without_a_shared_disk_tokenise_together(bucket, tmp_path):
+    """Through the bucket, where in the end the files lie that one host writes."""
+    path = write_corpus(tmp_path / "text", documents=60)
+    load_tokenized(parse(small_config(path, tmp_path / "cache")).data)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{free.getsockname()[1]},2"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])}
+    processes = [
+        python(
+            "-c", TOKENISE, f"{hosts},{i}", path, CACHE, devices=1, env=environment | {"HOME": str(tmp_path / str(i))}
+        )
+        for i in range(2)
+    ]
+    for process in processes:
+        finish(process)
+    (folder,) = (tmp_path / "cache").iterdir()
+    expected = {f"cache/{folder.name}/{file.name}": file.read_bytes() for file in folder.iterdir()}
+    names = bucket.names("cache/")
+    assert names == sorted([*expected, f"cache/{folder.name}/complete"])
+    assert all(to_path(f"gs://bucket/{name}").read_bytes() == content for name, content in expected.items())
+    for home in range(2):
+        (copy,) = (tmp_path / str(home) / ".cache" / "flash_lm" / "gs" / "bucket" / "cache").iterdir()
+        assert copy.name == folder.name
