@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import pathlib
 import re
 import signal
 import socket
@@ -14,6 +13,8 @@ from collections.abc import Sequence
 
 from flash_lm.cli.run import run
 from flash_lm.errors import STOPPED, InputError
+from flash_lm.runs.saved_steps import saved_steps
+from flash_lm.runs.storage import explain_errors, reach
 
 # Exit codes after which the command would end in the same way, or was meant to end: success; a run that cannot
 # continue; bad input; a command that cannot be run, or is not found; Ctrl-C.
@@ -133,8 +134,14 @@ class _Processes:
 def _newest_checkpoint(command: Sequence[str]) -> int:
     """The step of the newest checkpoint in the --workdir that a command names; -1: none, or it cannot be seen here."""
     workdir = re.search(r"--workdir[= ](\S+)", " ".join(command))
-    names = [path.name for path in pathlib.Path(workdir[1], "checkpoints").glob("*")] if workdir else []
-    return max((int(name) for name in names if name.isdecimal()), default=-1)
+    if workdir is None:
+        return -1
+    try:
+        path = reach(workdir[1])
+        with explain_errors(path):
+            return max(saved_steps(path), default=-1)
+    except InputError:  # an address that this machine may not read
+        return -1
 
 
 def _say(line: str) -> None:

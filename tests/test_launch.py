@@ -11,6 +11,7 @@ from small import ROOT
 
 from flash_lm import launch
 from flash_lm.cli.run import run
+from flash_lm.runs.storage import to_path
 
 # Ends with the next of these exit codes each time, or by a signal if it is negative; appends what it was started with
 # to a file. A code with a + saves a checkpoint first; "wait" waits for a signal, and ends with 75 as a run does.
@@ -108,6 +109,17 @@ def test_a_signal_during_the_pause_ends_the_launcher(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "_say", lambda line: (say(line), signal.raise_signal(signal.SIGTERM)))
     since = time.monotonic()
     assert launched(tmp_path, "75,0") == (75, 1) and time.monotonic() - since < 10
+
+
+def test_checkpoints_of_an_object_store_count(bucket, tmp_path):
+    """Complete ones, and only where they can be read."""
+    command = ["ssh", "host", "--command=cd x && train --workdir=gs://bucket/runs/x --config=y"]
+    assert launch._newest_checkpoint(command) == -1
+    for step, name in ((5, "commit_success.txt"), (10, "commit_success.txt"), (15, "state")):
+        (to_path(f"gs://bucket/runs/x/checkpoints/{step}") / name).write_text("")
+    assert launch._newest_checkpoint(command) == 10
+    bucket.forbidden = "GET .*"
+    assert launch._newest_checkpoint(command) == -1
 
 
 def test_a_command_that_does_not_exist(monkeypatch, capsys):

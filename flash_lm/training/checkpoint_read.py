@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import pathlib
-import re
 import typing
 import zlib
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from typing import Any, TypeVar
 import orbax.checkpoint as ocp
 from etils import epath
 
-from flash_lm.config.addresses import is_remote
 from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import LAST_FILE, load_tokenizer
@@ -27,7 +25,8 @@ from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.run_folder import RunFolder, is_export
 from flash_lm.runs.run_name import BEST, NEWEST, RunName
-from flash_lm.runs.storage import absolute, is_complete
+from flash_lm.runs.saved_steps import checkpoint_folder, saved_steps
+from flash_lm.runs.storage import is_complete
 from flash_lm.training.export_folder import check_facts, read_export, read_origin
 from flash_lm.training.fingerprint import fingerprint
 from flash_lm.training.hub import hub_name
@@ -36,25 +35,14 @@ from flash_lm.training.train_state import Params, TrainState
 _log = logging.getLogger(__name__)
 CHECKSUMS = "checksums"  # key of the facts
 ITEMS = ("state", "facts")  # folders of a checkpoint
-_COMMITTED = "commit_success.txt"
 Facts = dict[str, Any]
 Tree = dict[str, Any]  # step, params, opt_state, constants, carried and ema, or some of them
 Result = TypeVar("Result")
 
 
-def checkpoint_folder(workdir: pathlib.Path) -> pathlib.Path:
-    """The folder of a run's checkpoints; each is a subfolder named after its step."""
-    return absolute(workdir) / "checkpoints"
-
-
 def checkpoint_steps(workdir: pathlib.Path) -> list[int]:
     """Steps of all checkpoints, intact or not, as the first host sees them; in ascending order."""
-    # In an object store Orbax writes a checkpoint in place, and this file last; it removes what has none.
-    if is_remote(workdir):
-        names = [path.parent.name for path in checkpoint_folder(workdir).glob(f"*/{_COMMITTED}")]
-    else:
-        names = [path.name for path in checkpoint_folder(workdir).glob("*")]
-    return gather_from_hosts(sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)))[0]
+    return gather_from_hosts(saved_steps(workdir))[0]
 
 
 def restore(
