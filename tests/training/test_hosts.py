@@ -211,6 +211,29 @@ def test_hosts_tokenise_a_corpus_together(tmp_path):
     assert read(tmp_path / "together") == read(tmp_path / "alone")
 
 
+@pytest.mark.slow("starts six processes that train")
+def test_a_streamed_run_goes_on_with_another_number_of_hosts(words, tmp_path):
+    """On two hosts, on one, on two again: its losses are those of a run with two streams on one host."""
+    draw = np.random.default_rng(0)
+    rows = [" ".join(map(str, draw.integers(1000, size=draw.integers(1, 40)))) for _ in range(400)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    keys = {"corpus": "hf", "path": tmp_path / "train.jsonl", "streaming": "True", "tokenizer": "bytes"}
+    stream = [*words, *(f"--config.data.{key}={value}" for key, value in keys.items()), "--config.train.keep=9"]
+    finish(start(1, *stream, "--config.data.streams=2", f"--workdir={tmp_path / 'whole'}"))
+    steps = sorted(int(path.name) for path in (tmp_path / "whole" / "checkpoints").iterdir())
+    assert len(steps) > 2
+    for hosts, last in ((2, steps[0]), (1, steps[1]), (2, steps[-1])):
+        finish(start(hosts, *stream, f"--workdir={tmp_path / 'run'}"))
+        for step in steps:
+            if step > last:
+                shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
+    for (step, split, loss), (*step_and_split, expected) in zip(
+        figures(tmp_path / "run"), figures(tmp_path / "whole"), strict=True
+    ):
+        assert [step, split] == step_and_split
+        np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
 # A train command with this order of devices in the mesh; only the first host can read checkpoints.
 PERMUTED = """
 import sys
