@@ -23,8 +23,8 @@ from flash_lm.errors import STOPPED, first_line
 HEARTBEAT_S = 30  # a host that is silent for longer is considered gone
 _HELD_BACK_S = 2.0  # how long messages of libraries wait: they are dropped if a host is lost meanwhile
 _FATAL = b"distributed service detected fatal errors"
+_NOT_CONNECTED = b"CoordinationService/RegisterTask"  # in the same message, if hosts have not found each other
 # What the coordination service says of the host that is gone; where it is not named, it is the one with the service.
-_NOT_CONNECTED = b"CoordinationService/RegisterTask"  # in its message, if the hosts have not found each other
 _SILENT = re.compile(rb"stopped sending heartbeats\):\s*(?:\S*task:)?(\d+)")
 _at_the_end = threading.Lock()
 _names: list[str] = []  # of the machines, by number of the host

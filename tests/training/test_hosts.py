@@ -367,8 +367,9 @@ def test_the_message_of_jax_for_a_lost_host():
     contents = []
     for path in pathlib.Path(spec.origin).parent.glob("libjax_common.*"):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            contents.append([content.find(text) >= 0 for text in (lost_hosts._FATAL, b"stopped sending heartbeats):")])
-    assert contents == [[True, True]]
+            texts = (lost_hosts._FATAL, lost_hosts._NOT_CONNECTED, b"stopped sending heartbeats):")
+            contents.append([content.find(text) >= 0 for text in texts])
+    assert contents == [[True, True, True]]
 
 
 def test_the_hosts_flag():

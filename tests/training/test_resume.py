@@ -2,6 +2,7 @@
 
 import collections
 import json
+import logging
 import pathlib
 import shutil
 
@@ -11,6 +12,7 @@ from small import flat, write_corpus
 
 from flash_lm.config.experiment import parse
 from flash_lm.data import token_cache
+from flash_lm.data.share import Share
 from flash_lm.errors import InputError
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
@@ -18,7 +20,7 @@ from flash_lm.runs import run_folder
 from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.sweeps.grid import apply_changes
-from flash_lm.training import checkpoint_read, resolve
+from flash_lm.training import checkpoint_read, resolve, resume
 from flash_lm.training.resolve import continue_run, normalize
 from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after
@@ -354,3 +356,11 @@ def test_a_run_keeps_the_batch_that_its_first_devices_needed(config, tmp_path):
     assert written == parse(mine).data.tokens_per_batch
     less = apply_changes(config, {"data.tokens_per_batch": None, "train.steps": 3, "mesh.shape": (1, 1, 8)})
     assert resolve_resumed(tmp_path / "run", less).data.tokens_per_batch == written
+
+
+@pytest.mark.parametrize(("groups", "said"), [(1, False), (2, False), (3, True)])
+def test_hosts_that_will_read_the_same_stream_say_so(caplog, groups, said):
+    positions = [{"epoch": 0}, {"epoch": 1}]
+    with caplog.at_level(logging.INFO, "flash_lm"):
+        assert resume._positions({"places": positions}, Share(6, range(6), groups)) == positions
+    assert ("read as 2 streams since the run began: several of 3 hosts" in caplog.text) == said
