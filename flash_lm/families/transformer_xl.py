@@ -122,7 +122,7 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
         q, k, v, memory_k, memory_v = (split_heads(maps[name], self.heads) for name in names)
         u, w = (x[...].astype(q.dtype)[None, :, None] for x in (self.content_bias, self.position_bias))
         # Whole on each device: what it maps are distances, which no device has a part of.
-        kernel = replicate(self.distance.kernel[...]).astype(q.dtype)
+        kernel = replicate(self.distance.kernel[...].astype(q.dtype))
         kernel_DxHxK = kernel.reshape(len(kernel), self.heads, self.key_width)
         by = SegmentInputs(q + u, q + w, k, memory_k, kernel_DxHxK)
         return Projected(by, jnp.concatenate([v, memory_v], axis=-1) if self.core.apart else v)

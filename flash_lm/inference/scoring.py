@@ -26,6 +26,7 @@ from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.setup import evaluation_rows
+from flash_lm.training.sharding import row_shards
 from flash_lm.training.train_state import ModelFunction
 
 Score = Callable[[int, int], list[dict[str, Any]]]  # (sequence length, batch size) -> results
@@ -145,7 +146,7 @@ def _score_lengths(trained: TrainedModel, lengths: Sequence[int], score: Score) 
     Results name the implementations that their length has got.
     """
     tokens, microbatches = trained.config.data.tokens_per_batch, trained.config.train.accumulate
-    batch_tokens = tokens // microbatches if microbatches else min(tokens, _MOST_TOKENS * trained.mesh.size)
+    batch_tokens = tokens // microbatches if microbatches else min(tokens, _MOST_TOKENS * row_shards(trained.mesh))
     for length in lengths:
         with jax.set_mesh(trained.mesh), recorded() as implementations:
             results = score(length, max(1, batch_tokens // length))

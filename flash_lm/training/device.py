@@ -29,8 +29,8 @@ def report_unused_accelerator(drivers: Mapping[str, str] = _DRIVERS) -> None:
 
 
 def free_memory() -> int | None:
-    """Free bytes on the first device, or of the machine if that is the CPU; None: unknown."""
-    device = jax.devices()[0]
+    """Free bytes on the first device of this host, or of the machine if that is the CPU; None: unknown."""
+    device = jax.local_devices()[0]  # another host's does not say
     if device.platform != "cpu":
         stats = device.memory_stats()
         return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None

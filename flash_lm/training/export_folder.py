@@ -40,6 +40,7 @@ _FACTS = {
     "tokenizer": str,
     "train_seconds": int | float,
     "code": dict,
+    "microbatches": dict,
     "parent": dict,
     "checksums": dict,
 }

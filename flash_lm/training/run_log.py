@@ -12,6 +12,7 @@ from flash_lm.runs.provenance import merge_provenance, provenance
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.clock import Clock
 from flash_lm.training.metrics import MetricsWriter
+from flash_lm.training.microbatches import record
 from flash_lm.training.nonfinite import NonfiniteSteps
 from flash_lm.training.resume import Start
 from flash_lm.training.rounding import rounding_warnings
@@ -175,6 +176,7 @@ class RunLog:
             "loss_spikes": self._spikes.count,
             "recent_losses": self._spikes.recent,
             "code": self._code,
+            "microbatches": record(self._start.experiment),
             **(more or {}),
         }
         if self.reached is not None:

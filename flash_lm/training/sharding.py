@@ -16,8 +16,11 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.config.mesh import MESH_AXES, MeshConfig, axes_of
+from flash_lm.config.model import ModelConfig
 from flash_lm.data.share import Share
 from flash_lm.errors import InputError
+from flash_lm.families.family import unused_keys
+from flash_lm.families.flash import GAUOptions
 from flash_lm.layers.parameter import is_stacked, parameter_name
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.runs.hosts import gather_from_hosts
@@ -65,32 +68,20 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int | None) -> None:
     Raises:
         InputError: it does not.
     """
-    shards, count = _num_row_shards(mesh), accumulate or 1
+    shards, count = row_shards(mesh), accumulate or 1
     if batch_size % (shards * count):
-        fewer = "leave train.accumulate open with --config.train.accumulate=, " if batch_size % shards == 0 else ""
+        fewer = ", or leave train.accumulate open" if batch_size % shards == 0 else ""
         raise InputError(
             f"a batch of {batch_size} sequences (data.tokens_per_batch / data.length) must be a multiple of data x "
-            f"fsdp x train.accumulate = {shards * count}: {fewer}raise --config.data.tokens_per_batch or change "
-            f"--config.mesh.shape"
+            f"fsdp x train.accumulate = {shards * count}: raise --config.data.tokens_per_batch, change "
+            f"--config.mesh.shape{fewer}"
         )
 
 
-def rows_per_shard(batch_size: int, mesh: Mesh) -> int:
-    """The sequences of a batch on each device."""
-    return batch_size // _num_row_shards(mesh)
-
-
-def report_shared_heads(abstract: Params, heads: int, mesh: Mesh) -> None:
-    """Logs what a large tensor axis costs gated attention units, whose heads share their queries and keys.
-
-    Args:
-        abstract: shapes of the parameters.
-        heads: of a gated attention unit.
-        mesh: from `make_mesh`.
-    """
-    tensor = mesh.shape["tensor"]
-    shared = any("shared/kernel" in parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(abstract))
-    if shared and heads < tensor > _MOST_TENSOR:
+def report_shared_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
+    """Logs what a large tensor axis costs gated attention units, whose heads share their queries and keys."""
+    tensor, heads = mesh.shape["tensor"], model[GAUOptions].heads
+    if "model.gau.heads" not in unused_keys(model.families) and heads < tensor > _MOST_TENSOR:
         _log.warning(
             "mesh.shape has tensor=%d, and the queries and keys of a gated attention unit %d head%s: each device "
             "computes their scores, and devices add up their gradients; fsdp and data cost less (docs/scaling.md)",
@@ -130,7 +121,7 @@ def param_shardings(abstract: Params, matrix: Any, config: MeshConfig, mesh: Mes
 
 def round_up_rows(rows: int, mesh: Mesh) -> int:
     """Rounds a batch size up to a multiple of data x fsdp."""
-    parts = _num_row_shards(mesh)
+    parts = row_shards(mesh)
     return -(-rows // parts) * parts
 
 
@@ -178,7 +169,7 @@ def carried_shardings(abstract: DecodeState, mesh: Mesh) -> DecodeState:
     return dataclasses.replace(abstract, positions_B=batch_sharding(mesh), layers=layers)  # type: ignore[arg-type]
 
 
-def _num_row_shards(mesh: Mesh | AbstractMesh) -> int:
+def row_shards(mesh: Mesh | AbstractMesh) -> int:
     """The number of shards of a batch, data x fsdp; each sequence is on all devices of the tensor axis."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 

@@ -1,6 +1,7 @@
 """The training loop: start or resume, step, log, evaluate, save."""
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +13,11 @@ from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
 from flash_lm.errors import InputError, RunError
-from flash_lm.families.flash import GAUOptions
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.hosts import StopOfAllHosts, check_same, gather_from_hosts, is_first
 from flash_lm.runs.lost_hosts import report_lost_host
 from flash_lm.training.checkpoint_write import Checkpoints
-from flash_lm.training.compiled_step import CompiledStep
+from flash_lm.training.compiled_step import CompiledStep, state_bytes
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.microbatches import fill_microbatches
 from flash_lm.training.nonfinite import Origin
@@ -83,8 +83,7 @@ def train(
         if profile:
             check_span(profile, experiment.config.train.steps)
         check_run(experiment, run, validation)
-        experiment, _ = fill_microbatches(experiment)
-        report_shared_heads(experiment.abstract.params, experiment.config.model[GAUOptions].heads, experiment.mesh)
+        report_shared_heads(experiment.config.model, experiment.mesh)
         stack.enter_context(jax.set_mesh(experiment.mesh))
 
         # The start. A new run makes its folder of checkpoints only when it begins, so that a refused one leaves none.
@@ -94,6 +93,7 @@ def train(
             if is_first():
                 print(f"{workdir}: {end}")
             return True
+        start = choose_microbatches(start)
 
         # From here on the folder is written to.
         corpus = experiment.corpus
@@ -120,6 +120,13 @@ def check_run(experiment: Experiment, run: OpenRun, validation: Rows) -> None:
     )
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
         raise InputError("no token of the validation split is a target: give more text, or raise data.masking.rate")
+
+
+def choose_microbatches(start: Start, runs: int = 1) -> Start:
+    """The start with its number of microbatches, if that is open; `runs`: that are trained together."""
+    known, taken = start.facts.get("microbatches"), runs * state_bytes(start.experiment)
+    experiment, _ = fill_microbatches(start.experiment, taken=taken, known=known, runs=runs)
+    return dataclasses.replace(start, experiment=experiment)
 
 
 def open_checkpoints(run: OpenRun) -> Checkpoints:

@@ -6,6 +6,7 @@ import itertools
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -18,10 +19,11 @@ from flash_lm.layers.quadratic_core import compiled_by_xla
 from flash_lm.ops.implementations import recorded
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.metrics import MetricsWriter
+from flash_lm.training.microbatches import fill_microbatches, record
 from flash_lm.training.resume import OpenRun, Start, find_start, open_run
 from flash_lm.training.run_log import RunLog
 from flash_lm.training.setup import build_experiment
-from flash_lm.training.train_loop import check_run, is_due, open_checkpoints, why_finished
+from flash_lm.training.train_loop import check_run, choose_microbatches, is_due, open_checkpoints, why_finished
 from flash_lm.training.validation import make_validation
 from flash_lm.training.vmapped_step import VmappedStep
 
@@ -78,7 +80,9 @@ def train_vmapped(
         failures = {}
         by_step = lambda member: int(member.start.state.step)
         for _, together in itertools.groupby(sorted(unfinished, key=by_step), by_step):
-            loop = _Loop([*together], stack, started_at)
+            together = [*together]
+            known = record(choose_microbatches(together[0].start, runs=len(together)).experiment)
+            loop = _Loop([member.with_microbatches(known) for member in together], stack, started_at)
             failures |= loop.run(should_stop)
             if loop.stopping:
                 break
@@ -93,6 +97,11 @@ class _Member:
     start: Start
     validation: Rows
     checkpoints: Checkpoints | None  # None: a new run, which has no folder for them yet
+
+    def with_microbatches(self, known: dict[str, Any]) -> "_Member":
+        """The same with as many microbatches as another run has; `known`: of `record`."""
+        experiment, _ = fill_microbatches(self.start.experiment, known=known)
+        return dataclasses.replace(self, start=dataclasses.replace(self.start, experiment=experiment))
 
     def begin(self, stack: contextlib.ExitStack) -> Checkpoints:
         """Writes what a new run begins with."""

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import Batch
 from flash_lm.training.compiled_step import batch_shapes
+from flash_lm.training.compiler_options import compile_for
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Setup
 from flash_lm.training.train_state import TrainState
@@ -42,7 +43,8 @@ class VmappedStep:
         shardings, replicated = jax.tree.map(lambda x: x.sharding, abstract), abstract.step.sharding
         of_runs = lambda dtype: jax.ShapeDtypeStruct((count,), dtype, sharding=replicated)
         jitted = jax.jit(jax.vmap(step), donate_argnums=0, out_shardings=(shardings, None))
-        self._program: Any = jitted.lower(abstract, batch, of_runs(jnp.float32), of_runs(jnp.uint32)).compile()
+        lowered = jitted.lower(abstract, batch, of_runs(jnp.float32), of_runs(jnp.uint32))
+        self._program: Any = compile_for(lowered, first.mesh.devices.flat[0])
         self._batch_shardings = {name: x.sharding for name, x in batch.items()}
 
         # The runs' rates, functions of the steps alone, and their seeds; a key has 32 bits of a seed.

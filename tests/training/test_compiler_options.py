@@ -47,6 +47,14 @@ def test_an_option_that_a_version_lacks_is_left_out_and_said(caplog):
     assert len(program.given) == 2
 
 
+def test_the_message_is_that_of_xla(monkeypatch, caplog):
+    monkeypatch.setitem(OPTIONS, "cpu", {"xla_that_no_version_has": True})
+    with caplog.at_level(logging.WARNING, "flash_lm"):
+        program = compile_for(jax.jit(lambda x: x + 1).lower(1.0), jax.devices()[0])
+    assert float(program(1.0)) == 2
+    assert caplog.messages == ["this version of XLA has no option xla_that_no_version_has: it is left out"]
+
+
 @pytest.mark.parametrize("error", ["RESOURCE_EXHAUSTED: {}", "INVALID_ARGUMENT: No such compile option: 'xla_other'"])
 def test_other_errors_are_raised(error):
     with pytest.raises(jax.errors.JaxRuntimeError):

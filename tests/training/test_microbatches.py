@@ -2,16 +2,19 @@
 
 import dataclasses
 import logging
+import types
 
 import pytest
+from hosts_in_threads import run_on_hosts
 from hypothesis import given
 from hypothesis import strategies as st
 from small import small_config, write_corpus
 
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
-from flash_lm.training import microbatches
-from flash_lm.training.microbatches import fewest_that_fit, fill_microbatches
+from flash_lm.runs import hosts
+from flash_lm.training import device, microbatches
+from flash_lm.training.microbatches import fewest_that_fit, fill_microbatches, record
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.step_memory import Memory, step_memory
 
@@ -79,6 +82,48 @@ def test_a_large_batch_of_a_cpu_depends_on_free_memory(experiment, monkeypatch):
     total = lambda setup: 20 + 160 // setup.config.train.accumulate
     monkeypatch.setattr(microbatches, "step_memory", lambda setup: Memory(20, total(setup) - 20, total(setup)))
     assert fill_microbatches(experiment)[0].config.train.accumulate == 2
+
+
+def test_a_run_continues_with_as_many_on_the_same_devices(experiment, monkeypatch):
+    monkeypatch.setattr(microbatches, "step_memory", lambda setup: pytest.fail("nothing is to be compiled"))
+    known = {"count": 4, "rows": 8, "device": "cpu"}
+    filled, memory = fill_microbatches(experiment, known=known)
+    assert (filled.config.train.accumulate, memory) == (4, None) and record(filled) == known
+    # On other devices the number is chosen again.
+    for other in ({"rows": 16}, {"device": "TPU v5e"}):
+        assert fill_microbatches(experiment, known=known | other)[0].config.train.accumulate == 1
+
+
+def test_runs_that_are_trained_together_share_the_memory(experiment, monkeypatch):
+    total = lambda setup: 20 + 160 // setup.config.train.accumulate
+    monkeypatch.setattr(microbatches, "step_memory", lambda setup: Memory(20, total(setup) - 20, total(setup)))
+    count = lambda runs: fill_microbatches(experiment, 200 / 0.95, runs=runs)[0].config.train.accumulate
+    assert [count(runs) for runs in (1, 2, 4)] == [1, 2, 8]
+
+
+def test_free_memory_is_that_of_this_host(monkeypatch):
+    """The first of all devices may be another host's, which does not say what is free."""
+    mine = types.SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 9, "bytes_in_use": 2})
+    theirs = types.SimpleNamespace(platform="gpu", memory_stats=lambda: pytest.fail("it belongs to another host"))
+    monkeypatch.setattr(device.jax, "devices", lambda: [theirs, mine])
+    monkeypatch.setattr(device.jax, "local_devices", lambda: [mine])
+    assert device.free_memory() == 7
+
+
+def test_all_hosts_choose_alike(experiment, monkeypatch):
+    """One host has less memory, and another one's compiler needs more."""
+    monkeypatch.setattr(microbatches, "_FEW_TOKENS", 0)
+
+    host = lambda: hosts.jax.process_index()
+
+    def memory(setup) -> Memory:
+        temporary = (120 + 40 * (host() == 1)) // setup.config.train.accumulate
+        return Memory(20, temporary, 20 + temporary)
+
+    monkeypatch.setattr(microbatches, "step_memory", memory)
+    monkeypatch.setattr(microbatches, "free_memory", lambda: 8 * (150 - 50 * host()) / 0.95)
+    choose = lambda number: fill_microbatches(experiment)[0].config.train.accumulate
+    assert run_on_hosts(monkeypatch, 2, choose) == [2, 2]
 
 
 def test_a_batch_that_devices_cannot_share(experiment):

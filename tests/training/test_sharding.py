@@ -91,13 +91,16 @@ def test_the_first_rule_that_divides_counts(config):
         spec((1, 4, 2), 3)
 
 
-@pytest.mark.parametrize(("tensor", "heads", "said"), [(8, 1, True), (4, 1, False), (8, 8, False)])
-def test_what_a_large_tensor_axis_costs_shared_heads_is_said(tensor, heads, said, caplog):
-    mesh = jax.sharding.AbstractMesh((1, 8 // tensor, tensor), MESH_AXES)
+@pytest.mark.parametrize(
+    ("family", "tensor", "heads", "said"),
+    [("flash", 8, 1, True), ("flash", 4, 1, False), ("flash", 8, 8, False), ("mamba2", 8, 1, False)],
+)
+def test_what_a_large_tensor_axis_costs_shared_heads_is_said(config, family, tensor, heads, said, caplog):
+    config = config.copy_and_resolve_references()
+    config.model.update(family=family, gau={"heads": heads})
     with caplog.at_level("WARNING", "flash_lm"):
-        report_shared_heads({"layers": {"sublayer_0": {"shared": {"kernel": 0}}}}, heads, mesh)
-        assert ("tensor=8" in caplog.text and "1 head:" in caplog.text) == said
-        report_shared_heads({"layers": {"sublayer_0": {"query": {"kernel": 0}}}}, heads, mesh)
+        report_shared_heads(parse(config).model, jax.sharding.AbstractMesh((1, 8 // tensor, tensor), MESH_AXES))
+    assert ("tensor=8" in caplog.text and "1 head:" in caplog.text) == said
     assert len(caplog.records) == said
 
 
