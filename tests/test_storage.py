@@ -116,6 +116,38 @@ def test_a_lease_that_is_not_renewed_is_taken_when_it_ends(bucket, renewals):
     assert len(bucket.names()) == 1
 
 
+@pytest.mark.parametrize("wakes_in", ["now", "pipe_file"])  # before it sees that it is late, or after
+def test_a_lease_that_was_taken_and_released_does_not_come_back(bucket, monkeypatch, wakes_in):
+    clock = Clock()
+    ours, other, third = clock.lease(), clock.lease(), clock.lease()
+    assert ours.take() is None
+
+    def sleep_while_another_trains() -> None:
+        assert other.take() is None
+        other.release()
+        assert bucket.names() == []
+
+    if wakes_in == "now":
+        sleep_while_another_trains()
+    else:
+        pipe_file, clock.time = object_store().pipe_file, LEASE_S - 1
+
+        def wake(*arguments, **keys):
+            monkeypatch.setattr(object_store(), "pipe_file", pipe_file)
+            sleep_while_another_trains()
+            return pipe_file(*arguments, **keys)
+
+        monkeypatch.setattr(object_store(), "pipe_file", wake)
+    ours.renew()
+    with pytest.raises(RunError, match="has taken over" if wakes_in == "now" else "was not renewed in time"):
+        ours.check()
+    # What it releases at its end is not the lease of a third one, whose number may be the same.
+    assert third.take() is None
+    ours.release()
+    third.check()
+    assert len(bucket.names()) == 1
+
+
 def test_of_two_processes_one_gets_the_lease(bucket, monkeypatch):
     """The second one looks before the first one takes the lease, and creates its object afterwards."""
     for renewals in (0, 2):  # the number that it has seen to be free is used, or it has been used and removed

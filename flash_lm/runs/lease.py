@@ -77,10 +77,18 @@ class Lease:
                     return None
 
     def renew(self) -> None:
-        """Renews the lease, or learns that another process has taken it."""
+        """Renews the lease, or learns that it is lost."""
         with self._renewing:
-            if not self._ends.is_set() and not self._create(self._number + 1):
-                self._lost_to = self._newest()[1].get("holder", "another process")
+            if self._ends.is_set():
+                return
+            # Later, another process may have taken the lease and released it: our next number is free, but not ours.
+            until = self._expires
+            if self._now() < until and self._create(self._number + 1) and self._now() < until:
+                return
+            self._expires = 0.0
+            held = self._newest()[1]
+            if held.get("token") != self._me["token"]:
+                self._lost_to = held.get("holder", "another process")
 
     def keep(self) -> None:
         """Renews the lease until `release`; for a thread."""
@@ -105,7 +113,7 @@ class Lease:
         """Ends the lease, if it is still ours."""
         self._ends.set()
         with self._renewing, contextlib.suppress(Exception):  # it then expires
-            if self._lost_to is None:
+            if self._now() < self._expires:
                 self._remove(self._number)
 
     def _name(self, number: int) -> str:
