@@ -1,7 +1,9 @@
 """Errors that end a command with a clear line instead of a traceback."""
 
+import errno
 from collections.abc import Iterable
 
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of the system that free space mends
 STOPPED = 75  # the exit code of `Stopped`; in sysexits.h a failure that another try may mend
 
 

@@ -1,6 +1,7 @@
 """Paths at gs:// addresses: what is refused, leases, files that grow, and copies on this machine."""
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -60,6 +61,22 @@ def test_what_the_object_store_refuses_is_one_line(bucket):
         explain_errors("gs://bucket/x", RunError),
     ):
         raise aiohttp.ClientConnectionError("no route")
+
+
+def test_errors_of_this_machine_are_not_those_of_the_network(bucket, tmp_path, monkeypatch):
+    (to_path("gs://bucket/a") / "train.txt").write_text("text")
+
+    def fill_disk(*unused, **keys):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as full:
+        patch.setattr(object_store(), "get", fill_disk)
+        fetch("gs://bucket/a")
+    assert full.type is OSError
+    (tmp_path / "copies" / "bucket" / "b").write_text("")  # where a folder of the copies should be
+    (to_path("gs://bucket/b") / "train.txt").write_text("text")
+    with pytest.raises(NotADirectoryError, match="copies/bucket/b"):
+        fetch("gs://bucket/b/train.txt")
 
 
 def test_a_missing_client_is_one_line(bucket, monkeypatch):

@@ -12,10 +12,9 @@ from typing import Any
 
 from flash_lm.cli.huge_pages import use_huge_pages
 from flash_lm.cli.terminal import CLOSED, output_is_closed, prepare_output
-from flash_lm.errors import STOPPED, InputError, RunError, Stopped
+from flash_lm.errors import DISK_FULL, STOPPED, InputError, RunError, Stopped
 
 _log = logging.getLogger(__name__)
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHOWN = 200  # characters of a file's name
 # Error of the system -> the problem of a file or folder that a command could not write or read.
 _FILE_ERRORS = {
@@ -59,12 +58,12 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.EIO) and output_is_closed():
             sys.exit(CLOSED)
-        if error.errno not in _FULL and (error.errno not in _FILE_ERRORS or error.filename is None):
+        if error.errno not in DISK_FULL and (error.errno not in _FILE_ERRORS or error.filename is None):
             raise
         name = str(error.filename or "a file")[:_SHOWN]
         line = _FILE_ERRORS.get(error.errno or 0, f"{{}}: {error.strerror}: free space")
         print(f"error: {line.format(name)}", file=sys.stderr)
-        sys.exit(1 if error.errno in _FULL else 2)
+        sys.exit(1 if error.errno in DISK_FULL else 2)
     except (InputError, RunError) as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)

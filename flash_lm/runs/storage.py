@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flash_lm.config.addresses import address_problem, is_remote
-from flash_lm.errors import InputError, RunError, first_line, missing_package
+from flash_lm.errors import DISK_FULL, InputError, RunError, first_line, missing_package
 
 
 def to_path(name: str | os.PathLike[str]) -> pathlib.Path:
@@ -95,7 +95,7 @@ def _check_access(address: str) -> None:
 def explain_errors(
     path: str | os.PathLike[str], kind: type[InputError] | type[RunError] = InputError
 ) -> Iterator[None]:
-    """Turns an error of the object store into one line; errors of local paths are left alone.
+    """Turns an error of the object store into one line; errors of local paths and of this machine's disk are left alone.
 
     Raises:
         InputError, RunError: `kind`, instead of the client's exceptions.
@@ -108,6 +108,8 @@ def explain_errors(
         module = type(error).__module__.partition(".")[0]
         if not is_remote(path) or not (isinstance(error, OSError) or module in ("gcsfs", "aiohttp", "google")):
             raise
+        if isinstance(error, OSError) and (error.errno in DISK_FULL or error.filename is not None):
+            raise  # of a file of this machine
         text = first_line(error)
         if "Forbidden" in text or getattr(error, "code", None) in (401, 403):
             raise kind(
