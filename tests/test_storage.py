@@ -10,6 +10,7 @@ import sys
 
 import aiohttp
 import pytest
+from hosts_in_threads import run_on_hosts
 from small import write_corpus
 
 from flash_lm.config.data import DataConfig
@@ -191,6 +192,23 @@ def test_a_renewal_whose_answer_was_lost(bucket):
     lease = Clock().lease()
     assert lease.take() is None and lease._create(2) and lease._create(2)
     assert not Clock().lease()._create(2) and bucket.names() == ["run/lock/00000002"]
+
+
+def test_a_lock_that_the_first_host_cannot_take_ends_all(bucket, tmp_path, monkeypatch):
+    def lock(workdir):
+        with lock_folder(workdir):
+            pass
+
+    bucket.forbidden = "POST "
+    first, other = run_on_hosts(monkeypatch, 2, lambda number: lock(to_path("gs://bucket/run")))
+    assert type(first) is type(other) is InputError and "no right to do this" in str(first)
+    assert str(other).endswith(f": {first}")
+    (tmp_path / "file").write_text("")
+    first, other = run_on_hosts(monkeypatch, 2, lambda number: lock(tmp_path / "file" / "run"))
+    assert type(first) is NotADirectoryError and type(other) is RunError
+    # Nobody holds it then.
+    bucket.forbidden = None
+    assert run_on_hosts(monkeypatch, 2, lambda number: lock(to_path("gs://bucket/run"))) == [None, None]
 
 
 def test_a_run_that_has_lost_its_lease_writes_nothing(bucket):

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError
-from flash_lm.runs.hosts import gather_from_hosts, is_first
+from flash_lm.runs.hosts import gather_from_hosts, is_first, on_all_hosts
 from flash_lm.runs.lease import Lease
 from flash_lm.runs.storage import check_bucket
 
@@ -30,9 +30,11 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[Callable[[], None]]:
         A function to call before anything is written; it raises RunError if the lock has been lost.
 
     Raises:
-        InputError: on all hosts, if another process holds the lock.
+        InputError: on all hosts, if another process holds the lock, or the folder cannot be written.
     """
-    with (_lease if is_remote(workdir) else _lock_file)(workdir) as (holder, check):
+    lock = (_lease if is_remote(workdir) else _lock_file)(workdir)
+    with contextlib.ExitStack() as stack:
+        holder, check = on_all_hosts(lambda: stack.enter_context(lock))
         if holder := gather_from_hosts(holder)[0]:
             raise InputError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
         yield check
