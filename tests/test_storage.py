@@ -304,7 +304,17 @@ def test_a_cache_is_shared_by_machines(bucket, tmp_path, monkeypatch):
     tokens = load("one")
     assert bucket.requests["POST upload"] > 8
     assert load("two") == tokens and not bucket.requests["POST upload"]
-    assert load("two") == tokens and not bucket.requests["POST upload"]
+    reads = []
+    for machine in ("two", "one"):  # neither copies anything again: one has uploaded it
+        assert load(machine) == tokens and not bucket.requests["POST upload"]
+        reads.append(bucket.requests["GET read"])
+    assert reads[0] == reads[1]
+    # A damaged folder is made again once for all.
+    (name,) = (name for name in bucket.names("c/text-") if name.endswith("/train.tokens"))
+    (to_path("gs://bucket") / name).write_bytes(tokens[:-2])
+    assert load("two") == tokens and bucket.requests["POST upload"]
+    assert object_store().cat_file(f"bucket/{name}") == tokens
+    assert load("one") == tokens and not bucket.requests["POST upload"]
     # A run may go on without its corpus.
     corpus = load_tokenized(config)
     known = KnownCorpus(corpus.tokenizer, corpus.fingerprint)

@@ -17,8 +17,8 @@ from typing import TypeVar
 from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError
 from flash_lm.runs.hosts import gather_from_hosts, is_first, on_all_hosts
-from flash_lm.runs.local_copy import copy_path, fetch
-from flash_lm.runs.storage import is_complete, remove_folder, upload_folder
+from flash_lm.runs.local_copy import copy_path, fetch, upload_copies
+from flash_lm.runs.storage import is_complete, remove_folder
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
@@ -33,9 +33,9 @@ def load_or_make(
 ) -> Made:
     """Loads a folder that `make` has written, now or earlier."""
     if is_remote(folder):
-        uploaded = is_complete(folder, COMPLETE)
-        made = load_or_make(fetch(folder) if uploaded else copy_path(folder), make, load)
-        if not uploaded:
+        made = _load_intact(fetch(folder), load) if is_complete(folder, COMPLETE) else None
+        if made is None:
+            made = load_or_make(copy_path(folder), make, load)
             _upload(folder)
         return made
     for _ in range(3):  # another process may find it damaged and remove it before it is read
@@ -132,7 +132,7 @@ def _is_shared(folder: pathlib.Path) -> bool:
 def _upload(folder: pathlib.Path) -> None:
     """Copies a complete folder of this machine to the object store."""
     (copy_path(folder) / COMPLETE).touch()
-    upload_folder(copy_path(folder), folder, COMPLETE)
+    upload_copies(folder, COMPLETE)
 
 
 def _publish(partial: pathlib.Path, folder: pathlib.Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError, RunError
-from flash_lm.runs.storage import explain_errors, object_store, reach, upload
+from flash_lm.runs.storage import explain_errors, object_store, reach, upload, upload_folder
 
 _log = logging.getLogger(__name__)
 _COPIES = os.path.join("~", ".cache", "flash_lm", "gs")
@@ -60,6 +60,21 @@ def fetch(path: str | os.PathLike[str]) -> pathlib.Path:
     return local
 
 
+def upload_copies(folder: pathlib.Path, last: str) -> None:
+    """Copies the files of a remote folder's local copy to it, the file `last` after all others.
+
+    Raises:
+        InputError: they cannot be written.
+    """
+    upload_folder(copy_path(folder), folder, last)
+    # They are current, and need not be copied back.
+    copies = pathlib.Path(os.path.expanduser(_COPIES))
+    with explain_errors(folder):
+        for info in _list(os.fspath(folder)):
+            if (copy := copies / info["name"]).exists() and copy.stat().st_size == int(info["size"]):
+                _set_time(copy, info)
+
+
 def _list(address: str) -> list[dict[str, Any]]:
     """The objects that an address names."""
     store = object_store()
@@ -88,6 +103,11 @@ def _changed_ns(info: dict[str, Any]) -> int:
     return int(changed.timestamp()) * 10**9 + changed.microsecond * 1000
 
 
+def _set_time(copy: pathlib.Path, info: dict[str, Any]) -> None:
+    """Gives a copy the time of its object's last change."""
+    os.utime(copy, ns=(_changed_ns(info), _changed_ns(info)))
+
+
 def _copy(found: dict[pathlib.Path, dict[str, Any]], address: str) -> None:
     """Copies objects; each file gets its name when it is complete, since other processes may read it."""
     size = sum(int(info["size"]) for info in found.values())
@@ -99,7 +119,7 @@ def _copy(found: dict[pathlib.Path, dict[str, Any]], address: str) -> None:
     try:
         object_store().get([info["name"] for info in found.values()], [str(path) for path in partial.values()])
         for copy, info in found.items():
-            os.utime(partial[copy], ns=(_changed_ns(info), _changed_ns(info)))
+            _set_time(partial[copy], info)
             os.replace(partial[copy], copy)
     finally:
         for path in partial.values():
