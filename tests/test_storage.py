@@ -19,9 +19,10 @@ from flash_lm.data.token_cache import KnownCorpus, load_tokenized
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.runs.lease import LEASE_S, Lease
-from flash_lm.runs.local_copy import GrowingFiles, fetch
+from flash_lm.runs.local_copy import GrowingFiles, copy_path, fetch
 from flash_lm.runs.lock import lock_folder
-from flash_lm.runs.storage import explain_errors, object_store, reach, to_path, upload
+from flash_lm.runs.saved_steps import saved_steps
+from flash_lm.runs.storage import explain_errors, move_folder, object_store, reach, remove_folder, to_path, upload
 from flash_lm.training.metrics import MetricsWriter
 
 LOCK = "gs://bucket/run/lock"
@@ -276,6 +277,35 @@ def test_objects_are_copied_when_they_have_changed(bucket):
         with_local_files(DataConfig(path="gs://bucket/none/*"))
     (problem,) = DataConfig(path="gs://bucket/a", corpus="hf", streaming=True, length=32).problems()
     assert problem.startswith("data.path=gs://bucket/a is copied to this machine, and data.streaming keeps nothing")
+
+
+def test_names_with_the_characters_of_a_glob(bucket):
+    """They are those of files and folders, and what they would match as globs is left alone."""
+    root = to_path("gs://bucket")
+    run, other = root / "run[1]", root / "run1"
+    for folder in (run, other):
+        for name in ("checkpoints/7/commit_success.txt", "checkpoints/7/state/commit_success.txt", "book?.txt"):
+            (folder / name).write_text(folder.name)
+    (root / "*.txt").write_text("named")
+    (root / "b.txt").write_text("matched")
+    assert saved_steps(run) == [7]
+    assert fetch(run / "book?.txt").read_text() == "run[1]"
+    (file,) = find_files(with_local_files(DataConfig(path="gs://bucket/*.txt")).path)
+    assert pathlib.Path(file.path).read_text() == "named"
+    assert {pathlib.Path(file.path).name for file in find_files(str(fetch(run)))} == {"book?.txt", "commit_success.txt"}
+    # Only data.path may be a glob.
+    bucket.storage.delete_file("bucket", "*.txt")
+    assert not fetch("gs://bucket/*.txt").exists() and not copy_path("gs://bucket/b.txt").exists()
+    (file,) = find_files(with_local_files(DataConfig(path="gs://bucket/*.txt")).path)
+    assert pathlib.Path(file.path).read_text() == "matched"
+    # What is moved and removed.
+    before = bucket.names("run1/")
+    move_folder(run / "checkpoints" / "7", run / "damaged" / "7")
+    assert bucket.names("run[1]/") == [
+        f"run[1]/{name}" for name in ("book?.txt", "damaged/7/commit_success.txt", "damaged/7/state/commit_success.txt")
+    ]
+    remove_folder(run)
+    assert not bucket.names("run[1]/") and bucket.names("run1/") == before
 
 
 def test_names_of_objects_do_not_lead_out_of_the_copies(bucket, monkeypatch):

@@ -33,7 +33,7 @@ def with_local_files(config: DataConfig) -> DataConfig:
     """
     if not config.path or not is_remote(config.path):
         return config
-    local = str(fetch(config.path))
+    local = str(fetch(config.path, or_glob=True))
     if not os.path.exists(local) and not glob.glob(local, recursive=True):
         raise InputError(f"no object matches data.path={config.path}: give a file, a folder or a glob")
     return dataclasses.replace(config, path=local)

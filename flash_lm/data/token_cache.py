@@ -166,8 +166,8 @@ def _load_kept(config: DataConfig, cache: pathlib.Path, known: KnownCorpus) -> T
         return None
     # The corpus itself may be gone: its tokens are named by fingerprint and tokenizer.
     key = _key(known.fingerprint, known.tokenizer)
-    for folder in cache.glob(f"*-{key}"):
-        if not is_complete(folder, COMPLETE):
+    for folder in cache.iterdir() if cache.exists() else ():
+        if not folder.name.endswith(f"-{key}") or not is_complete(folder, COMPLETE):
             continue
         with contextlib.suppress(*DAMAGED):
             splits = _read_splits(fetch(folder), SPLITS, _dtype(known.tokenizer))

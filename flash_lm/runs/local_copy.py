@@ -32,11 +32,12 @@ def copy_path(path: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(os.path.expanduser(_COPIES), os.fspath(reach(path)).partition("://")[2])
 
 
-def fetch(path: str | os.PathLike[str]) -> pathlib.Path:
+def fetch(path: str | os.PathLike[str], *, or_glob: bool = False) -> pathlib.Path:
     """Copies the objects that a path names to this machine, where they are not there already.
 
     Args:
-        path: an object, a folder or a glob; a local path is left alone.
+        path: an object or a folder; a local path is left alone.
+        or_glob: if there is no such object or folder, the path is a glob.
 
     Returns:
         The local path; nothing is there if there is no such object.
@@ -50,10 +51,9 @@ def fetch(path: str | os.PathLike[str]) -> pathlib.Path:
     # What the bucket has.
     address, copies = os.fspath(reach(path)), pathlib.Path(os.path.expanduser(_COPIES))
     with explain_errors(address):
-        found = {copies / info["name"]: info for info in _list(address)}
+        found = {copies / info["name"]: info for info in _list(address, or_glob)}
         # What has gone from the bucket must not be read any more.
-        here = [*local.rglob("*")] if local.is_dir() else map(pathlib.Path, glob.glob(str(local), recursive=True))
-        for copy in here:
+        for copy in _copies_here(local, or_glob):
             if copy.is_file() and copy not in found and not copy.name.startswith("."):  # what another process copies
                 copy.unlink(missing_ok=True)
         _copy({copy: info for copy, info in found.items() if not _is_current(copy, info)}, address)
@@ -75,14 +75,22 @@ def upload_copies(folder: pathlib.Path, last: str) -> None:
                 _set_time(copy, info)
 
 
-def _list(address: str) -> list[dict[str, Any]]:
+def _copies_here(local: pathlib.Path, or_glob: bool) -> list[pathlib.Path]:
+    """What lies at the local path of an address."""
+    if local.is_dir():
+        return [*local.rglob("*")]
+    if local.exists() or not or_glob:
+        return [local]
+    return [pathlib.Path(path) for path in glob.glob(str(local), recursive=True)]
+
+
+def _list(address: str, or_glob: bool = False) -> list[dict[str, Any]]:
     """The objects that an address names."""
     store = object_store()
-    if glob.has_magic(address):
-        infos = store.glob(address, detail=True).values()
-    else:
-        infos = store.find(address, detail=True).values()
-    files = [info for info in infos if info["type"] == "file" and not info["name"].endswith("/")]
+    infos = store.find(address, detail=True)
+    if not infos and or_glob and glob.has_magic(address):
+        infos = store.glob(address, detail=True)
+    files = [info for info in infos.values() if info["type"] == "file" and not info["name"].endswith("/")]
     # The bucket may be somebody else's, and its names become paths on this machine.
     if unsafe := [info["name"] for info in files if ".." in info["name"].split("/")]:
         raise InputError(f"gs://{unsafe[0]} leads out of its folder on this machine: rename the object")

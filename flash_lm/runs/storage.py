@@ -95,7 +95,7 @@ def _check_access(address: str) -> None:
 def explain_errors(
     path: str | os.PathLike[str], kind: type[InputError] | type[RunError] = InputError
 ) -> Iterator[None]:
-    """Turns an error of the object store into one line; errors of local paths and of this machine's disk are left alone.
+    """Turns an error of the object store into one line; errors of this machine are left alone.
 
     Raises:
         InputError, RunError: `kind`, instead of the client's exceptions.
@@ -166,16 +166,23 @@ def upload(file: pathlib.Path, target: pathlib.Path) -> None:
     object_store().put_file(str(file), str(target))
 
 
+def objects(folder: pathlib.Path) -> list[str]:
+    """The names of the objects of a remote folder, relative to it."""
+    root = str(folder).partition("://")[2] + "/"
+    return [name.removeprefix(root) for name in object_store().find(str(folder)) if name.startswith(root)]
+
+
 def remove_folder(folder: pathlib.Path) -> None:
     """Removes the objects of a remote folder, if there are any."""
-    with contextlib.suppress(FileNotFoundError):
-        object_store().rm(str(folder), recursive=True)
+    for name in objects(folder):  # one by one: `rm` takes names for globs
+        object_store().rm_file(f"{folder}/{name}")
 
 
 def move_folder(source: pathlib.Path, target: pathlib.Path) -> None:
     """Renames a folder; in an object store its objects are copied, and then removed."""
     if is_remote(source):
-        object_store().mv(str(source), str(target), recursive=True)
+        names = objects(source)  # lists of names are no globs
+        object_store().mv([f"{source}/{name}" for name in names], [f"{target}/{name}" for name in names])
         return
     target.parent.mkdir(exist_ok=True)
     os.replace(source, target)

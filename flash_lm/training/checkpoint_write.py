@@ -192,7 +192,7 @@ def _find_damage(folder: pathlib.Path) -> str | None:
     if lost := [name for name in checkpoint_read.ITEMS if not (folder / name).exists()]:
         return f"{', '.join(lost)} missing"
     try:
-        for path in folder.glob("metrics/metrics"):  # metrics of an evaluation at this step
+        if (path := folder / "metrics" / "metrics").exists():  # of an evaluation at this step
             json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return "its metrics are not JSON"
