@@ -212,6 +212,14 @@ def test_a_lock_that_the_first_host_cannot_take_ends_all(bucket, tmp_path, monke
     assert run_on_hosts(monkeypatch, 2, lambda number: lock(to_path("gs://bucket/run"))) == [None, None]
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run*/x"])
+def test_a_run_whose_checkpoints_could_not_be_restored_does_not_begin(bucket, tmp_path, name):
+    for workdir in (tmp_path / name, to_path(f"gs://bucket/{name}")):
+        with pytest.raises(InputError, match=r"Orbax takes .* in a run's path for a glob"), lock_folder(workdir):
+            pass
+    assert bucket.names() == [] and not list(tmp_path.iterdir())
+
+
 def test_a_run_that_has_lost_its_lease_writes_nothing(bucket):
     def check() -> None:
         raise RunError("lost")

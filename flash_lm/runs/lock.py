@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import logging
 import os
 import pathlib
@@ -14,7 +15,7 @@ from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError
 from flash_lm.runs.hosts import gather_from_hosts, is_first, on_all_hosts
 from flash_lm.runs.lease import Lease
-from flash_lm.runs.storage import check_bucket
+from flash_lm.runs.storage import absolute, check_bucket
 
 _log = logging.getLogger(__name__)
 NAME = "lock"
@@ -30,8 +31,12 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[Callable[[], None]]:
         A function to call before anything is written; it raises RunError if the lock has been lost.
 
     Raises:
-        InputError: on all hosts, if another process holds the lock, or the folder cannot be written.
+        InputError: on all hosts, if another process holds the lock, the folder cannot be written, or its path is like
+            a glob.
     """
+    # Orbax joins the parts of a checkpoint that it finds with such a glob: nothing would restore.
+    if glob.has_magic(os.fspath(absolute(workdir))):
+        raise InputError(f"{workdir}: Orbax takes [, * and ? in a run's path for a glob: choose another --workdir")
     lock = (_lease if is_remote(workdir) else _lock_file)(workdir)
     with contextlib.ExitStack() as stack:
         holder, check = on_all_hosts(lambda: stack.enter_context(lock))
