@@ -212,7 +212,9 @@ def _copy(source: BinaryIO, target: BinaryIO, size: int) -> None:
     while size:
         data = source.read(min(size, _COPIED))
         if not data:
-            raise InputError(f"{source.name} has lost tokens: give a data.cache_dir on a disk that all hosts share")
+            raise InputError(
+                f"{source.name} has lost tokens: give a data.cache_dir on a disk that all hosts share, or in a bucket"
+            )
         target.write(data)
         size -= len(data)
 

@@ -151,7 +151,7 @@ def check_same(**facts: Any) -> None:
     ]:
         raise InputError(
             f"the hosts differ in {', '.join(differing)}: start the same command on each, with the same Python, and "
-            f"with workdir and data.cache_dir on a disk that all share"
+            f"with workdir and data.cache_dir on a disk that all share, or in a bucket"
         )
 
 

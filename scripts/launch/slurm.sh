@@ -6,9 +6,9 @@
 #
 # A first word without dashes names another command than train, such as evaluate.
 #
-# Start it in the repository, after `make setup DEVICE=cuda`. The repository, the workdir and
-# --config.data.cache_dir lie on a disk that all nodes share. When a process dies, all are started again in the same job; when
-# a node fails, SLURM queues the job again. Both continue from the newest checkpoint. Two minutes before the job's time is
+# Start it in the repository, after `make setup DEVICE=cuda`. The repository lies on a disk that all nodes share; so do the
+# workdir and --config.data.cache_dir, or they lie in a bucket. When a process dies, all are started again in the same job;
+# when a node fails, SLURM queues the job again. Both continue from the newest checkpoint. Two minutes before the job's time is
 # over, the run saves and ends with exit code 75; submit it again to continue.
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=B:TERM@120
