@@ -28,7 +28,7 @@ from flash_lm.data.tokenized_text import TokenizedText, encode
 from flash_lm.data.tokenizer import ByteTokenizer, Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer, load_tokenizer, save_tokenizer, train_sentencepiece
 from flash_lm.errors import InputError
-from flash_lm.runs.hosts import gather_from_hosts, is_first, on_all_hosts, several
+from flash_lm.runs.hosts import check_same, gather_from_hosts, is_first, on_all_hosts, several
 from flash_lm.runs.local_copy import fetch
 from flash_lm.runs.storage import is_complete, reach
 
@@ -96,9 +96,13 @@ def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsp
     if corpus is None:
         assert kept
         return kept
-    # Tokens are keyed by the content of the corpus and by the tokenizer.
+    # Tokens are keyed by the content of the corpus and by the tokenizer. Hosts that differ would mix theirs.
     names = (UNSPLIT,) if unsplit else SPLITS if corpus.stream is None else SPLITS[1:]
+    if shares_work:
+        check_same(corpus=corpus.fingerprint)
     tokenizer = known.tokenizer if known else _tokenizer(config, corpus, cache)
+    if shares_work:
+        check_same(tokenizer=tokenizer.fingerprint)
     key = _key(corpus.fingerprint, tokenizer)
     folder = cache / (f"{corpus.name}-{key}-{UNSPLIT}" if unsplit else f"{corpus.name}-{key}")
 

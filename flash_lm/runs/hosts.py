@@ -150,8 +150,8 @@ def check_same(**facts: Any) -> None:
         name for name in facts if any(facts_of_host[name] != all_facts[0][name] for facts_of_host in all_facts)
     ]:
         raise InputError(
-            f"the hosts differ in {', '.join(differing)}: start the same command on each, with the same Python, and "
-            f"with workdir and data.cache_dir on a disk that all share, or in a bucket"
+            f"the hosts differ in {', '.join(differing)}: start the same command on each, with the same files and the "
+            f"same Python, and with workdir and data.cache_dir on a disk that all share, or in a bucket"
         )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from small import small_config, write_corpus
 from flash_lm.config.experiment import parse
 from flash_lm.data import shared_tokenising, text_files, token_cache, tokenising_progress
 from flash_lm.data.token_cache import load_tokenized
+from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError, RunError
 
 
@@ -118,6 +120,25 @@ def test_hosts_with_different_text_are_refused(config, tmp_path, monkeypatch):
     monkeypatch.setattr(kind, "pieces", fewer)
     results = run_on_hosts(monkeypatch, 2, lambda number: load_tokenized(config))
     assert all("the hosts have read different text" in str(error) for error in results), results
+
+
+@pytest.mark.parametrize("differing", ["corpus", "tokenizer"])
+def test_hosts_with_other_words_are_refused_before_they_mix_them(config, tmp_path, monkeypatch, differing):
+    """Files of each host, of the same length: nothing is published that a later run would read."""
+    other = pathlib.Path(write_corpus(tmp_path / "other"))
+    if differing == "corpus":
+        shutil.copy(pathlib.Path(config.path).with_name("long.txt"), other.with_name("long.txt"))
+        other.with_name("00.txt").write_text(other.with_name("00.txt").read_text()[::-1])
+        configs = [config, dataclasses.replace(config, path=str(other))]
+    else:
+        paths = [tmp_path / f"{number}.model" for number in range(2)]
+        for path, size in zip(paths, (300, 301), strict=True):
+            lines = (file.read_text() for file in other.parent.glob("*.txt"))
+            path.write_bytes(train_sentencepiece(lines, size)._model)
+        configs = [dataclasses.replace(config, tokenizer="sentencepiece", tokenizer_path=str(path)) for path in paths]
+    results = run_on_hosts(monkeypatch, 2, lambda number: load_tokenized(configs[number]))
+    assert all(f"the hosts differ in {differing}: " in str(error) for error in results), results
+    assert not (tmp_path / "alone").exists()
 
 
 def test_hosts_that_do_not_share_the_cache_work_alone_and_say_so(config, tmp_path, monkeypatch, caplog):
