@@ -100,7 +100,7 @@ def load_tokenized(config: DataConfig, known: KnownCorpus | None = None, *, unsp
     names = (UNSPLIT,) if unsplit else SPLITS if corpus.stream is None else SPLITS[1:]
     if shares_work:
         check_same(corpus=corpus.fingerprint)
-    tokenizer = known.tokenizer if known else _tokenizer(config, corpus, cache)
+    tokenizer = known.tokenizer if known else _tokenizer(config, corpus, cache, shares_work)
     if shares_work:
         check_same(tokenizer=tokenizer.fingerprint)
     key = _key(corpus.fingerprint, tokenizer)
@@ -222,7 +222,8 @@ def existing_tokenizer(config: DataConfig) -> Tokenizer | None:
         raise InputError(f"cannot read data.tokenizer_path={path}: {error.strerror}: give a .model file") from None
 
 
-def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Tokenizer:
+def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path, shares_work: bool) -> Tokenizer:
+    """The tokenizer of a new run; one that is trained comes from the first host, if all share the cache."""
     if (tokenizer := existing_tokenizer(config)) is not None:
         return tokenizer
     # SentencePiece is trained once per corpus and vocabulary size.
@@ -232,6 +233,9 @@ def _tokenizer(config: DataConfig, corpus: Corpus, cache: pathlib.Path) -> Token
     def make(partial: pathlib.Path) -> None:
         save_tokenizer(train_sentencepiece(_training_lines(corpus), config.vocab_size), partial)
 
+    if shares_work:
+        make_on_first = lambda partial, shared: make(partial) if is_first() else None
+        return load_or_make_on_hosts(folder, make, make_on_first, load_tokenizer)
     return load_or_make(folder, make, load_tokenizer)
 
 

@@ -150,6 +150,22 @@ def test_hosts_that_do_not_share_the_cache_work_alone_and_say_so(config, tmp_pat
     assert files(tmp_path / "of-0") == files(tmp_path / "of-1")
 
 
+@pytest.mark.parametrize(("shared", "trained"), [(True, 1), (False, 2)])
+def test_the_first_host_trains_the_tokenizer_if_the_cache_is_shared(config, tmp_path, monkeypatch, shared, trained):
+    calls = []
+    monkeypatch.setattr(
+        token_cache, "train_sentencepiece", lambda *words: calls.append(words) or train_sentencepiece(*words)
+    )
+    config = dataclasses.replace(config, tokenizer="sentencepiece", vocab_size=300)
+    caches = [tmp_path / ("shared" if shared else f"of-{number}") for number in range(2)]
+    on_host = lambda number: load_tokenized(dataclasses.replace(config, cache_dir=str(caches[number])))
+    first, second = run_on_hosts(monkeypatch, 2, on_host)
+    assert first.tokenizer.fingerprint == second.tokenizer.fingerprint and len(calls) == trained
+    assert files(caches[0]) == files(caches[1])
+    run_on_hosts(monkeypatch, 2, on_host)  # it is kept
+    assert len(calls) == trained
+
+
 def test_a_cache_that_one_host_lacks_or_finds_damaged_is_made_again(config, tmp_path, monkeypatch):
     load_tokenized(config)
     before = files(tmp_path / "alone")
