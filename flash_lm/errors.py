@@ -4,11 +4,14 @@ import errno
 from collections.abc import Iterable
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of the system that free space mends
-STOPPED = 75  # the exit code of `Stopped`; in sysexits.h a failure that another try may mend
+# Exit codes of `Stopped` and `PassingError`, and of an unexpected error; as in sysexits.h.
+STOPPED, CRASHED = 75, 70
 
 
 class InputError(ValueError):
-    """Bad input: what was wrong, what was expected, what to change. Exit code 2; one line per problem."""
+    """Bad input: what was wrong, what was expected, what to change; one line per problem."""
+
+    exit_code = 2
 
     @classmethod
     def of(cls, problems: Iterable[str]) -> "InputError":
@@ -21,7 +24,15 @@ class TooLongError(InputError):
 
 
 class RunError(RuntimeError):
-    """A run that cannot continue although its input was good. Exit code 1."""
+    """A run that cannot continue although its input was good."""
+
+    exit_code = 1
+
+
+class PassingError(RunError):
+    """A failure that may have passed when the same command is run again."""
+
+    exit_code = STOPPED
 
 
 class NonfiniteError(RunError):

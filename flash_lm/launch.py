@@ -40,7 +40,7 @@ def flags() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> None:
-    """Runs a command, and starts it again when it has crashed, was killed or has lost a host (exit code 75).
+    """Runs a command, and starts it again when it has crashed, was killed or met what may pass (exit code 75).
 
     It is not started again when it has ended well, its input was bad, or its run cannot continue; nor after a signal,
     which is handed on to it.

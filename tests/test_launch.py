@@ -1,5 +1,6 @@
 """The launcher starts a command again after a crash or a lost host, and not when that would not help."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,10 +8,12 @@ import sys
 import time
 
 import pytest
+from jax.errors import JaxRuntimeError
 from small import ROOT
 
 from flash_lm import launch
 from flash_lm.cli.run import run
+from flash_lm.errors import InputError, NonfiniteError, PassingError, RunError
 from flash_lm.runs.storage import to_path
 
 # Ends with the next of these exit codes each time, or by a signal if it is negative; appends what it was started with
@@ -67,6 +70,7 @@ def launched(folder, codes: str, *launcher_flags: str) -> tuple[int, int]:
         ("137,0", (0, 2)),  # killed, as a shell says it
         ("0", (0, 1)),
         ("2", (2, 1)),  # bad input
+        ("70,0", (0, 2)),  # an unexpected error
         ("75,1", (1, 2)),  # the loss is not finite
         ("130", (130, 1)),  # Ctrl-C
         ("134,134,134,134", (134, 3)),  # a crash loop
@@ -120,6 +124,31 @@ def test_checkpoints_of_an_object_store_count(bucket, tmp_path):
     assert launch._newest_checkpoint(command) == 10
     bucket.forbidden = "GET .*"
     assert launch._newest_checkpoint(command) == -1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("bad"), 2),
+        (NonfiniteError("nan"), 1),
+        (RunError("full"), 1),
+        (PassingError("no route"), 75),
+        (JaxRuntimeError("INTERNAL: NCCL"), 70),
+        (MemoryError(), 70),
+        (ConnectionResetError(104, "reset"), 70),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), 1),
+    ],
+)
+def test_the_exit_code_says_whether_another_start_may_help(monkeypatch, capsys, error, code):
+    def fail(words):
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["train"])
+    with pytest.raises(SystemExit) as ended:
+        run(fail)
+    assert ended.value.code == code and (code in launch._FINAL) == (code in (1, 2))
+    err = capsys.readouterr().err
+    assert ("Traceback" in err) == (code == 70) and (err.startswith("error: ") or code == 70)
 
 
 def test_a_command_that_does_not_exist(monkeypatch, capsys):

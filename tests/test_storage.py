@@ -16,7 +16,7 @@ from small import write_corpus
 from flash_lm.config.data import DataConfig
 from flash_lm.data.files import find_files, with_local_files
 from flash_lm.data.token_cache import KnownCorpus, load_tokenized
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, PassingError, RunError
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.runs.lease import LEASE_S, Lease
 from flash_lm.runs.local_copy import GrowingFiles, copy_path, fetch
@@ -59,7 +59,7 @@ def test_what_the_object_store_refuses_is_one_line(bucket):
         pass
     assert bucket.names() == []
     with (
-        pytest.raises(RunError, match=r"^gs://bucket/x cannot be reached \(no route\): check login, project"),
+        pytest.raises(PassingError, match=r"^gs://bucket/x cannot be reached \(no route\): check login, project"),
         explain_errors("gs://bucket/x", RunError),
     ):
         raise aiohttp.ClientConnectionError("no route")
@@ -123,7 +123,9 @@ def test_a_lease_that_is_not_renewed_is_taken_when_it_ends(bucket, renewals):
     assert ours.take() is None and other.take() is None
     assert LEASE_S <= clock.time < 1.1 * LEASE_S
     # The first one may not write any more, knows why when it tries to renew, and leaves the lease of the other one.
-    with pytest.raises(RunError, match=r"^gs://bucket/run/lock: the lease was not renewed in time; this process ends"):
+    with pytest.raises(
+        PassingError, match=r"^gs://bucket/run/lock: the lease was not renewed in time; this process ends"
+    ):
         ours.check()
     for _ in range(renewals):
         other.renew()

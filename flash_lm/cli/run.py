@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from flash_lm.cli.huge_pages import use_huge_pages
 from flash_lm.cli.terminal import CLOSED, output_is_closed, prepare_output
-from flash_lm.errors import DISK_FULL, STOPPED, InputError, RunError, Stopped
+from flash_lm.errors import CRASHED, DISK_FULL, STOPPED, InputError, RunError, Stopped
 
 _log = logging.getLogger(__name__)
 _SHOWN = 200  # characters of a file's name
@@ -34,7 +34,7 @@ _FILE_ERRORS = {
 def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.ArgumentParser] | None = None) -> None:
     """Runs a command. Bad input exits with code 2, a RunError with 1; each problem is printed on its own line.
 
-    Stopped by a signal before its end, it exits with 75.
+    Stopped by a signal before its end, or by a PassingError, it exits with 75; an unexpected error exits with 70.
 
     Args:
         main: takes the words of the command line.
@@ -59,7 +59,7 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
         if error.errno in (errno.EPIPE, errno.EIO) and output_is_closed():
             sys.exit(CLOSED)
         if error.errno not in DISK_FULL and (error.errno not in _FILE_ERRORS or error.filename is None):
-            raise
+            _crash()
         name = str(error.filename or "a file")[:_SHOWN]
         line = _FILE_ERRORS.get(error.errno or 0, f"{{}}: {error.strerror}: free space")
         print(f"error: {line.format(name)}", file=sys.stderr)
@@ -67,13 +67,21 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     except (InputError, RunError) as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        sys.exit(error.exit_code)
     except Stopped as stopped:
         with contextlib.suppress(OSError):  # the terminal may be closed
             print(*stopped.args, sep="\n", end="\n" if stopped.args else "", flush=True)
         sys.exit(STOPPED)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except Exception:
+        _crash()
+
+
+def _crash() -> NoReturn:
+    """Reports the error as Python does; its exit code would be 1, after which a launcher does not try again."""
+    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    sys.exit(CRASHED)
 
 
 def _report_unraisable(unraisable: Any) -> None:

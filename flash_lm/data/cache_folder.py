@@ -74,8 +74,8 @@ def load_or_make_on_hosts(
     if not remote and not _is_shared(folder.parent):
         if is_first():
             _log.warning(
-                "data.cache_dir=%s is not the same folder on all hosts: each of them makes %s; name one that they share, "
-                "to divide the work",
+                "data.cache_dir=%s is not the same folder on all hosts: each makes %s; name one that they share, to "
+                "divide the work",
                 folder.parent,
                 folder.name,
             )

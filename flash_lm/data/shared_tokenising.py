@@ -19,7 +19,7 @@ from flash_lm.config.addresses import is_remote
 from flash_lm.data.corpus import Piece
 from flash_lm.data.tokenized_text import encode
 from flash_lm.data.tokenizer import Tokenizer
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, RunError
 from flash_lm.runs.hosts import Problem, check_problems, gather_from_hosts, is_first, on_all_hosts
 from flash_lm.runs.local_copy import fetch
 from flash_lm.runs.storage import explain_errors, upload
@@ -179,7 +179,7 @@ class Parts(NamedTuple):
         """Makes a host's complete files visible to the others."""
         if is_remote(self.shared):
             for path in (self.tokens(host), self.starts(host)):
-                with explain_errors(self.shared):
+                with explain_errors(self.shared, RunError):
                     upload(path, self.shared / path.name)
 
     def join(self, hosts: int, blocks: int) -> np.ndarray:

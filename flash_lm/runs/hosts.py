@@ -13,13 +13,14 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from flash_lm.errors import InputError, RunError, first_line
+from flash_lm.errors import InputError, PassingError, RunError, first_line
 from flash_lm.runs.clusters import local_device_ids
 from flash_lm.runs.lost_hosts import HEARTBEAT_S, host_name, name_hosts, report_lost_host, report_lost_hosts
 
 Result = TypeVar("Result")
 _ASK_EVERY_S = 5.0  # how often the hosts ask each other whether to stop
 _MOST_UNASKED = 100  # most steps between two such questions
+_KINDS = {"input": InputError, "passing": PassingError, "run": RunError}  # an error has the first that it is
 
 
 def join(coordinator: str | None = None, hosts: int | None = None, number: int | None = None) -> None:
@@ -91,16 +92,19 @@ def several() -> bool:
 
 
 class Problem(NamedTuple):
-    """What went wrong on a host, as JSON: the error's message, and whether it is an InputError."""
+    """What went wrong on a host, as JSON: the error's message, and its kind, a name in `_KINDS`."""
 
     message: str
-    is_input: bool
+    kind: str
 
     @classmethod
     def of(cls, error: Exception) -> "Problem":
-        """The problem that an error is."""
-        is_ours = isinstance(error, InputError | RunError)
-        return cls(str(error) if is_ours else first_line(error), isinstance(error, InputError))
+        """The problem that an error is; an unexpected one may pass, but not a full disk or a file's permissions."""
+        for name, kind in _KINDS.items():
+            if isinstance(error, kind):
+                return cls(str(error), name)
+        final = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
+        return cls(first_line(error), "run" if final else "passing")
 
 
 def check_problems(problems: Sequence[Sequence[Any] | None]) -> None:
@@ -114,8 +118,8 @@ def check_problems(problems: Sequence[Sequence[Any] | None]) -> None:
     """
     for number, problem in enumerate(problems):
         if problem is not None:
-            message, is_input = problem
-            raise (InputError if is_input else RunError)(f"{host_name(number)}: {message}")
+            message, kind = problem
+            raise _KINDS[kind](f"{host_name(number)}: {message}")
 
 
 def on_all_hosts(action: Callable[[], Result]) -> Result:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flash_lm.errors import RunError
+from flash_lm.errors import PassingError, RunError
 from flash_lm.runs.storage import explain_errors, object_store
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,8 @@ class Lease:
         if self._lost_to is None and self._now() < self._expires:
             return
         how = f"{self._lost_to} has taken over" if self._lost_to else "the lease was not renewed in time"
-        raise RunError(f"{self._folder}: {how}; this process ends, and writes no more into the run's folder")
+        kind = RunError if self._lost_to else PassingError
+        raise kind(f"{self._folder}: {how}; this process ends, and writes no more into the run's folder")
 
     def release(self) -> None:
         """Ends the lease, if it is still ours."""

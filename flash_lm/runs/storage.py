@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flash_lm.config.addresses import address_problem, is_remote
-from flash_lm.errors import DISK_FULL, InputError, RunError, first_line, missing_package
+from flash_lm.errors import DISK_FULL, InputError, PassingError, RunError, first_line, missing_package
 
 
 def to_path(name: str | os.PathLike[str]) -> pathlib.Path:
@@ -98,7 +98,8 @@ def explain_errors(
     """Turns an error of the object store into one line; errors of this machine are left alone.
 
     Raises:
-        InputError, RunError: `kind`, instead of the client's exceptions.
+        InputError, RunError: `kind`, instead of the client's exceptions; for RunError a PassingError, if the store
+            cannot be reached.
     """
     try:
         yield
@@ -116,6 +117,7 @@ def explain_errors(
                 f"{path}: no right to do this: log in with gcloud auth application-default login, and give the account "
                 "the roles Storage Object User and Storage Legacy Bucket Reader on the bucket"
             ) from None
+        kind = PassingError if kind is RunError else kind
         raise kind(f"{path} cannot be reached ({text}): check login, project and network, and try again") from None
 
 

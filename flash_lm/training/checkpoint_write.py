@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from flash_lm.errors import RunError
+from flash_lm.errors import PassingError, RunError
 from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import NEWEST, RunName
@@ -24,6 +24,7 @@ from flash_lm.training.train_state import TrainState
 
 _log = logging.getLogger(__name__)
 # What the error of a failed write contains -> what to do about it.
+_NETWORK = "check the network"
 _ADVICE = {
     os.strerror(errno.ENOSPC): "make room",
     os.strerror(errno.EDQUOT): "make room",
@@ -34,8 +35,8 @@ _ADVICE = {
     # Of an object store.
     "PERMISSION_DENIED": "allow writing there",
     "Forbidden": "allow writing there",
-    "UNAVAILABLE": "check the network",
-    "DEADLINE_EXCEEDED": "check the network",
+    "UNAVAILABLE": _NETWORK,
+    "DEADLINE_EXCEEDED": _NETWORK,
 }
 
 
@@ -176,7 +177,8 @@ class Checkpoints:
             if advice is None and not isinstance(error, OSError):
                 raise
             cause = text.splitlines()[0].rpartition(": ")[2]  # after a chain of long paths
-            raise RunError(
+            kind = PassingError if advice == _NETWORK else RunError
+            raise kind(
                 f"no checkpoint could be written into {self._folder} ({cause}); earlier checkpoints are complete: "
                 f"{advice or 'fix this'}, then run the same command to continue from the newest"
             ) from error

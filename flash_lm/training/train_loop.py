@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, PassingError
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.hosts import StopOfAllHosts, check_same, gather_from_hosts, is_first
 from flash_lm.runs.lost_hosts import report_lost_host
@@ -257,11 +257,11 @@ class _Loop:
         except InputError as error:
             with self._pause():
                 if jax.process_count() > 1:  # the other hosts are already in the next step
-                    raise RunError(str(error)) from None
+                    raise PassingError(str(error)) from None
                 if self.log.checkpoints.newest() != self.step:
                     self._save(None)
                 again = "run the same command to continue"
-                raise RunError(f"{error}\nsaved at step {self.step}: {again}") from None
+                raise PassingError(f"{error}\nsaved at step {self.step}: {again}") from None
 
     def _log(self, step: int, metrics: dict[str, jax.Array], batch: dict[str, jax.Array]) -> None:
         # Fetching the metrics waits for that step.

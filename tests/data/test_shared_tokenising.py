@@ -15,7 +15,7 @@ from flash_lm.config.experiment import parse
 from flash_lm.data import shared_tokenising, text_files, token_cache, tokenising_progress
 from flash_lm.data.token_cache import load_tokenized
 from flash_lm.data.tokenizers import train_sentencepiece
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, PassingError, RunError
 
 
 @pytest.fixture
@@ -84,6 +84,8 @@ def failing(error: Exception, after: int):
     ("error", "kind", "line"),
     [
         (OSError(28, "No space left on device"), RunError, "host 1: .*No space left on device"),
+        (MemoryError(), PassingError, "host 1: MemoryError"),
+        (PassingError("no route"), PassingError, "host 1: no route"),
         (InputError("row 7 is no text"), InputError, "host 1: row 7 is no text"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.config.experiment import parse
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, PassingError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.runs.jsonl import read_jsonl
@@ -324,6 +324,7 @@ def test_a_checkpoint_without_constants_or_checksums_is_damaged(performer, tmp_p
         ),
         (PermissionError(13, "Permission denied", "a/b"), RunError, "allow writing there"),
         (OSError(5, "Input/output error"), RunError, "check the disk"),
+        (ValueError("UNAVAILABLE: gs://a"), PassingError, "check the network"),
         (ValueError("shapes differ"), ValueError, "^shapes differ$"),
         (RuntimeError("no such thing"), RuntimeError, "^no such thing$"),
     ],
@@ -339,4 +340,4 @@ def test_only_a_full_disk_is_reported_as_full(states, tmp_path, monkeypatch, err
     monkeypatch.setattr(checkpoints._manager, "save", fail)
     with pytest.raises(expected, match=message) as caught:
         checkpoints.save(5, states[5], {}, None)
-    assert isinstance(caught.value, RunError) == (expected is RunError)
+    assert type(caught.value) is expected

@@ -15,7 +15,7 @@ import flash_lm
 from flash_lm import evaluate, export
 from flash_lm.config.experiment import parse
 from flash_lm.data.token_cache import load_tokenized
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, PassingError, RunError
 from flash_lm.inference.scoring import evaluate as score
 from flash_lm.runs import lease
 from flash_lm.runs.jsonl import read_jsonl
@@ -70,7 +70,9 @@ def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
     # The same command goes on from the checkpoint before; meanwhile nobody else may train.
     def try_to_train() -> bool:
         if next(steps) == 5:
-            with pytest.raises(InputError, match=r"^process \d+ on .* is training in gs://bucket/runs/x: wait for it"):
+            with pytest.raises(
+                PassingError, match=r"^process \d+ on .* is training in gs://bucket/runs/x: wait for it"
+            ):
                 train(config, RUN)
         return False
 
@@ -114,7 +116,9 @@ def test_a_killed_run_goes_on_elsewhere(bucket, tmp_path):
     first = start(config, home=tmp_path / "one")
     wait_for(bucket, 100, first)
     began = time.monotonic()
-    _, err = start(config, home=tmp_path / "two").communicate(timeout=300)
+    second = start(config, home=tmp_path / "two")
+    _, err = second.communicate(timeout=300)
+    assert second.returncode == 75  # a launcher tries again
     line = err.splitlines()[-1]
     assert line.startswith("error: process ") and " is training in gs://bucket/runs/x: wait for it to end" in line
     assert "Traceback" not in err and time.monotonic() - began < 45

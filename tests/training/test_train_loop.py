@@ -12,7 +12,7 @@ from small import small_config, write_corpus
 
 from flash_lm.config.experiment import parse
 from flash_lm.data import hugging_face, streaming
-from flash_lm.errors import InputError, RunError
+from flash_lm.errors import InputError, PassingError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_name import run_name
@@ -305,7 +305,7 @@ def test_a_stream_that_breaks_loses_nothing(config, tmp_path, monkeypatch):
     config.data.update(corpus="hf", path=str(tmp_path), streaming=True, shuffle_buffer=0)
     config.train.update(steps=500, checkpoint_every=0, eval_every=0, warmup_steps=0)
     with pytest.raises(
-        RunError, match="cannot load data.path=.*\nsaved at step .*: run the same command to continue"
+        PassingError, match="cannot load data.path=.*\nsaved at step .*: run the same command to continue"
     ) as error:
         train(config, tmp_path / "run")
     saved = int(str(error.value).split("saved at step ")[1].split(":")[0])
