@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from flash_lm.config.addresses import is_remote
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, PassingError
 from flash_lm.runs.hosts import gather_from_hosts, is_first, on_all_hosts
 from flash_lm.runs.lease import Lease
 from flash_lm.runs.storage import absolute, check_bucket
@@ -31,8 +31,8 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[Callable[[], None]]:
         A function to call before anything is written; it raises RunError if the lock has been lost.
 
     Raises:
-        InputError: on all hosts, if another process holds the lock, the folder cannot be written, or its path is like
-            a glob.
+        PassingError: on all hosts, if another process holds the lock.
+        InputError: on all hosts, if the folder cannot be written, or its path is like a glob.
     """
     # Orbax joins the parts of a checkpoint that it finds with such a glob: nothing would restore.
     if glob.has_magic(os.fspath(absolute(workdir))):
@@ -41,7 +41,7 @@ def lock_folder(workdir: pathlib.Path) -> Iterator[Callable[[], None]]:
     with contextlib.ExitStack() as stack:
         holder, check = on_all_hosts(lambda: stack.enter_context(lock))
         if holder := gather_from_hosts(holder)[0]:
-            raise InputError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
+            raise PassingError(f"{holder} is training in {workdir}: wait for it to end, or choose another --workdir")
         yield check
 
 

@@ -109,8 +109,8 @@ def open_run(workdir: str | os.PathLike[str], asked: Any) -> Iterator[OpenRun]:
     """Locks a folder for a run of this config; the folder is unchanged if the run is refused.
 
     Raises:
-        InputError: a bad config; or the folder holds something else, a run of another config, or a run that another
-            process is training.
+        InputError: a bad config; or the folder holds something else, or a run of another config.
+        PassingError: another process is training the run.
     """
     asked = normalize(asked)
     run = resolve_run(RunFolder(workdir), asked)  # before the lock: a folder that is refused is left as it is

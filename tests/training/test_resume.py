@@ -13,7 +13,7 @@ from small import flat, write_corpus
 from flash_lm.config.experiment import parse
 from flash_lm.data import token_cache
 from flash_lm.data.share import Share
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, PassingError
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs import run_folder
@@ -185,7 +185,10 @@ def test_microbatches_may_change_without_random_draws(config, half_run, tmp_path
 def test_one_run_at_a_time(config, half_run, tmp_path):
     run = shutil.copytree(half_run, tmp_path / "run")
     before = sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock")
-    with lock_folder(run), pytest.raises(InputError, match=r"process \d+ on .* is training in .*: wait for it to end"):
+    with (
+        lock_folder(run),
+        pytest.raises(PassingError, match=r"process \d+ on .* is training in .*: wait for it to end"),
+    ):
         train(config, run)
     assert sorted((path, path.stat().st_mtime) for path in run.rglob("*") if path.name != "lock") == before
     with lock_folder(run):  # the lock has been released
