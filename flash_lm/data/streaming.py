@@ -1,7 +1,8 @@
 """Streaming: batches of a corpus that is read during training, with a shuffle buffer.
 
-A run has a fixed number of streams, each with its part of the documents and its rows of every batch. A host reads the
-streams that have rows of its share, so that the batches are the same on any number of hosts.
+A run has a fixed number of streams, each with its part of the documents and its rows of every batch: those that a group
+of hosts needed when the run began. A host reads the streams that have rows of its share, so that the batches are the
+same on any number of hosts.
 
 A stream is read in buffers of many documents, which are shuffled. A buffer is used in windows of some megabytes. Each
 window is tokenised and packed like a small corpus, with its rows in random order. The saved position is the start of
@@ -71,9 +72,12 @@ class StreamedBatches:
             transform: makes the final row from a packed one, seed, epoch, number of the stream, window and row number.
         """
         self._share, self._rows, self._positions = share, {}, {}
-        # A stream's rows of a batch depend on the size of the batch alone.
+        # The order of rows in which streams have their parts: of a new run that of its hosts, and then the saved one.
+        order = [row for position in positions for row in position.get("rows", ())] if positions else share.order
+        if len(order) != share.batch_size:  # earlier versions saved none, and a branch may have another batch
+            order = range(share.batch_size)
         bounds = [share.batch_size * number // streams for number in range(streams + 1)]
-        for number, rows in enumerate(itertools.starmap(range, itertools.pairwise(bounds))):
+        for number, rows in enumerate(order[begin:end] for begin, end in itertools.pairwise(bounds)):
             if not set(rows).isdisjoint(share.rows):
                 part = stream.share(number, streams)
                 reader = _Reader(number, part, tokenizer, packer, length, buffer, seed, transform)
@@ -99,8 +103,8 @@ class StreamedBatches:
         return stack([batch[row] for row in self._share.rows])
 
     def state(self) -> dict[int, Position]:
-        """The position after the last batch of each stream that this host reads; a position is JSON."""
-        return self._positions
+        """The position after the last batch of each stream that this host reads, and its rows; a position is JSON."""
+        return {number: position | {"rows": [*self._rows[number][0]]} for number, position in self._positions.items()}
 
 
 @dataclasses.dataclass(frozen=True)

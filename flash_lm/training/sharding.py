@@ -5,6 +5,7 @@ A matrix without a rule is sharded over fsdp along its largest divisible dimensi
 
 import bisect
 import dataclasses
+import itertools
 import logging
 import math
 import re
@@ -220,8 +221,9 @@ def host_share(sharding: NamedSharding, batch_size: int) -> Share:
     # The indices of the sequences on this host's devices, and those of every other host.
     slices: Any = sharding.addressable_devices_indices_map((batch_size,)).values()
     host_rows = sorted({row for (rows,) in slices for row in range(batch_size)[rows]})
-    groups = {tuple(rows) for rows in gather_from_hosts(host_rows)}
-    return Share(batch_size, host_rows, min(len(groups), batch_size))
+    groups = sorted({tuple(rows) for rows in gather_from_hosts(host_rows)})
+    order = tuple(dict.fromkeys(itertools.chain.from_iterable(groups)))  # groups may have rows in common
+    return Share(batch_size, host_rows, min(len(groups), batch_size), order)
 
 
 def shard_batch(batch: dict[str, np.ndarray], sharding: NamedSharding, share: Share) -> dict[str, jax.Array]:

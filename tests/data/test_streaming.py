@@ -161,6 +161,42 @@ def test_a_host_reads_only_the_streams_of_its_rows(folder):
     assert batches(folder, share=Share(12, (0, 11)), streams=6).state().keys() == {0, 5}
 
 
+# Twelve rows on the hosts of a TPU slice, each with 2 x 2 chips: jax.make_mesh orders chips by their place.
+INTERLEAVED = [(0, 1, 6, 7), (2, 3, 8, 9), (4, 5, 10, 11)]
+ORDER = tuple(itertools.chain.from_iterable(INTERLEAVED))
+
+
+def test_hosts_with_rows_in_pieces_read_one_stream_each_and_any_host_goes_on(folder):
+    settings = {"transform": Masking(BYTES, 0.3), "buffer": 400, "streams": 3}
+    hosts = [batches(folder, share=Share(12, rows, 3, ORDER), **settings) for rows in INTERLEAVED]
+    assert [host.state().keys() for host in hosts] == [{0}, {1}, {2}]
+    for host in hosts:
+        next(host)
+    positions = json.loads(json.dumps([host.state()[number] for number, host in enumerate(hosts)]))
+    # One host, on which all rows are in order; and three with other rows.
+    alone = batches(folder, positions=positions, share=Share(12, range(12), 1, tuple(range(12))), **settings)
+    others = [
+        (rows, batches(folder, positions=positions, share=Share(12, rows, 3, tuple(range(12))), **settings))
+        for rows in LAYOUTS["3"]
+    ]
+    for _ in range(4):
+        expected = next(alone)
+        for rows, host in [*zip(INTERLEAVED, hosts, strict=True), *others]:
+            assert all(np.array_equal(x, expected[name][list(rows)]) for name, x in next(host).items())
+    assert [position["rows"] for position in alone.state().values()] == [list(rows) for rows in INTERLEAVED]
+
+
+def test_positions_without_rows_are_those_of_blocks(folder):
+    """As earlier versions saved them, and for a batch of another size."""
+    alone = batches(folder, share=single_host_share(12), streams=3)
+    next(alone)
+    old = [{name: x for name, x in position.items() if name != "rows"} for position in alone.state().values()]
+    again = batches(folder, share=Share(12, range(12), 3, ORDER), streams=3, positions=old)
+    assert np.array_equal(next(again)["inputs_BxL"], next(alone)["inputs_BxL"])
+    larger = batches(folder, share=Share(24, range(24)), streams=3, positions=[*alone.state().values()])
+    assert [position["rows"] for position in larger.state().values()] == [[*range(8 * n, 8 * n + 8)] for n in range(3)]
+
+
 def test_a_stream_that_fails_within_a_batch_keeps_the_position_before_it(folder):
     """The run is saved there; a row more or less would be lost or read twice."""
     source = batches(folder, streams=2)

@@ -133,6 +133,10 @@ def test_a_host_reads_the_rows_of_its_devices(monkeypatch, hosts, rows, groups):
     shares = [host_share(Permuted(*slices), 8) for slices in hosts]
     assert [share.rows for share in shares] == rows
     assert {share.groups for share in shares} == {groups}
+    # One group's rows are together, each row once.
+    order = shares[0].order
+    assert sorted(order) == list(range(8)) and all(share.order == order for share in shares)
+    assert all(sorted(order[i : i + 8 // groups]) in rows for i in range(0, 8, 8 // groups))
 
 
 def test_each_device_gets_its_rows():
