@@ -4,6 +4,7 @@ A matrix without a rule is sharded over fsdp along its largest divisible dimensi
 """
 
 import bisect
+import collections
 import dataclasses
 import itertools
 import logging
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flash_lm.config.mesh import MESH_AXES, MeshConfig, axes_of
@@ -37,10 +39,26 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> Mesh:
     """The mesh of config.shape over `devices` (None: all).
 
     Raises:
-        InputError: the shape does not match the number of devices.
+        InputError: the shape does not match the number of devices, or parts of the cluster have different numbers.
     """
-    shape = mesh_shape(config.shape, len(devices or jax.devices()))
-    return jax.make_mesh(shape, MESH_AXES, axis_types=_AUTO, devices=devices)
+    devices = jax.devices() if devices is None else devices
+    shape = mesh_shape(config.shape, len(devices))
+    # What JAX calls slices are machines with GPUs, or TPU slices, with a slower network between them.
+    slices = collections.Counter(getattr(device, "slice_index", 0) for device in devices)
+    if len(slices) == 1:
+        return jax.make_mesh(shape, MESH_AXES, axis_types=_AUTO, devices=devices)
+    if len(set(slices.values())) > 1:
+        raise InputError(
+            f"the machines or slices have {', '.join(map(str, slices.values()))} devices: give each the same number"
+        )
+    # They divide the first axes, over which devices exchange least.
+    between, left = [], len(slices)
+    for size in shape:
+        between.append(math.gcd(size, left))
+        left //= between[-1]
+    within = [size // parts for size, parts in zip(shape, between, strict=True)]
+    grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
+    return Mesh(grid, MESH_AXES, axis_types=_AUTO)
 
 
 def make_abstract_mesh(config: MeshConfig, count: int) -> AbstractMesh:

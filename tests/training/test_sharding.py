@@ -1,5 +1,8 @@
 """Parameters, moments and batches on a mesh of eight fake devices."""
 
+import dataclasses
+import itertools
+
 import jax
 import numpy as np
 import optax
@@ -102,6 +105,42 @@ def test_what_a_large_tensor_axis_costs_shared_heads_is_said(config, family, ten
         report_shared_heads(parse(config).model, jax.sharding.AbstractMesh((1, 8 // tensor, tensor), MESH_AXES))
     assert ("tensor=8" in caplog.text and "1 head:" in caplog.text) == said
     assert len(caplog.records) == said
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What JAX says of a device on several machines; what it calls a slice is a machine with GPUs, or a TPU slice."""
+
+    id: int
+    process_index: int
+    slice_index: int
+    platform: str
+    device_kind: str
+    coords: tuple[int, ...] = ()
+    core_on_chip: int = 0
+
+
+GPUS = [Chip(i, i // 4, i // 4, "gpu", "NVIDIA H100") for i in range(16)]
+TPUS = [  # two slices of 4 x 2 chips, with two hosts of 2 x 2 each
+    Chip(8 * number + 2 * x + y, 2 * number + x // 2, number, "tpu", "TPU v5 lite", (x, y, 0))
+    for number, x, y in itertools.product(range(2), range(4), range(2))
+]
+
+
+@pytest.mark.parametrize("shape", [(-1, 1, 1), (1, -1, 1), (2, 2, 4), (4, 1, 4), (1, 8, 2), (1, 1, 16)], ids=str)
+@pytest.mark.parametrize("devices", [GPUS, TPUS], ids=["GPUs", "TPUs"])
+def test_machines_and_slices_divide_the_first_axes(shape, devices):
+    """jax.make_mesh refuses them. The slices are the blocks of the mesh that are outermost."""
+    mesh = make_mesh(MeshConfig(shape=shape, rules=()), devices)
+    assert mesh.devices.shape == tuple(16 if n == -1 else n for n in shape) and {*mesh.devices.flat} == {*devices}
+    count = len({device.slice_index for device in devices})
+    blocks = mesh.devices.reshape(count, -1)
+    assert [{device.slice_index for device in block} for block in blocks] == [{i} for i in range(count)]
+
+
+def test_machines_with_different_numbers_of_devices_are_refused():
+    with pytest.raises(InputError, match="the machines or slices have 4, 4, 3 devices: give each the same number"):
+        make_mesh(MeshConfig(shape=(-1, 1, 1), rules=()), GPUS[:11])
 
 
 class Permuted:
