@@ -5,7 +5,8 @@ import time
 import pytest
 from metadata_server import MetadataServer
 
-from flash_lm.runs import clusters
+from flash_lm.errors import PassingError
+from flash_lm.runs import clusters, google_metadata
 from flash_lm.runs.clusters import is_one_of_several, local_device_ids
 
 VARIABLES = (*clusters._PROCESSES, *clusters._PROCESSES.values(), *clusters._PARTS)
@@ -74,6 +75,32 @@ def test_tpu_machines_ask_the_metadata_server(monkeypatch, workers, facts, sever
     assert is_one_of_several() == several
     server.shutdown()
     server.server_close()
+
+
+def googles_machine(monkeypatch, folder):
+    (folder / "product_name").write_text("Google Compute Engine\n")
+    monkeypatch.setattr(google_metadata, "_PRODUCT", folder / "product_name")
+    monkeypatch.setattr(clusters, "_has_tpu", lambda: True)
+
+
+def test_a_tpu_machine_asks_again_while_it_boots(monkeypatch, tmp_path):
+    googles_machine(monkeypatch, tmp_path)
+    server = MetadataServer(worker_network_endpoints="a,b", tpu_env="")
+    server.status = 503
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(google_metadata.time, "sleep", lambda seconds: setattr(server, "status", 200))
+    assert is_one_of_several() and len(server.asked) == 3
+    server.status = 404  # another machine with a TPU, which has no such keys
+    assert not is_one_of_several()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_tpu_machine_without_an_answer_does_not_train_alone(monkeypatch, tmp_path):
+    googles_machine(monkeypatch, tmp_path)
+    monkeypatch.setattr(google_metadata, "_BOOT_S", 0.0)
+    with pytest.raises(PassingError, match=r"this TPU VM is one of several \(.*\): give --hosts=auto, or"):
+        is_one_of_several()
 
 
 def test_a_tpu_elsewhere_is_alone_and_does_not_wait(monkeypatch):

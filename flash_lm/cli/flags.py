@@ -92,6 +92,7 @@ def begin(arguments: argparse.Namespace) -> None:
 
     Raises:
         InputError: the other hosts cannot be reached.
+        PassingError: a TPU VM cannot find out whether there are others.
     """
     set_cache(arguments)
     hosts = arguments.hosts or ("auto" if is_one_of_several() else ALONE)

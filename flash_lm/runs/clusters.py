@@ -7,6 +7,7 @@ import glob
 import os
 import re
 
+from flash_lm.errors import PassingError, first_line
 from flash_lm.runs import google_metadata
 
 # The variables that srun and mpirun set: the number of processes, and that on this machine. Those of the job, which
@@ -17,7 +18,11 @@ _PARTS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "TPU_VISIBLE_DEVICES", "TPU_V
 
 
 def is_one_of_several() -> bool:
-    """Whether srun, mpirun or a TPU pod runs more processes than this one."""
+    """Whether srun, mpirun or a TPU pod runs more processes than this one.
+
+    Raises:
+        PassingError: the metadata server of a TPU VM does not answer.
+    """
     return any(os.environ.get(count, "1") not in ("", "0", "1") for count in _PROCESSES) or _is_in_pod()
 
 
@@ -33,7 +38,11 @@ def local_device_ids() -> list[int] | None:
 
 
 def _is_in_pod() -> bool:
-    """Whether this is a TPU VM of a slice with several, or of several slices; elsewhere nothing is asked."""
+    """Whether this is a TPU VM of a slice with several, or of several slices; elsewhere nothing is asked.
+
+    Raises:
+        PassingError: the metadata server of a TPU VM does not answer.
+    """
     platforms = os.environ.get("JAX_PLATFORMS") or "tpu"
     if "tpu" not in platforms or any(os.environ.get(name) for name in _PARTS) or not _has_tpu():
         return False
@@ -41,10 +50,18 @@ def _is_in_pod() -> bool:
     if names := os.environ.get("TPU_WORKER_HOSTNAMES"):
         return "," in names or int(os.environ.get("MEGASCALE_NUM_SLICES", "1")) > 1
     try:
-        workers, _ = google_metadata.ask("attributes/worker-network-endpoints")
-        facts, _ = google_metadata.ask("attributes/tpu-env")
-    except google_metadata.ERRORS:
+        workers = google_metadata.ask_patiently("attributes/worker-network-endpoints")
+        facts = google_metadata.ask_patiently("attributes/tpu-env")
+    except FileNotFoundError:  # not a TPU VM
         return False
+    except google_metadata.ERRORS as error:
+        if not google_metadata.is_googles_machine():
+            return False
+        # Each host of a pod would else train alone, in the same folder.
+        raise PassingError(
+            f"the metadata server does not say whether this TPU VM is one of several ({first_line(error)}): give "
+            "--hosts=auto, or --hosts=alone"
+        ) from None
     slices = re.search(r"MEGASCALE_NUM_SLICES: '(\d+)'", facts)
     return "," in workers or (slices is not None and int(slices[1]) > 1)
 

@@ -31,7 +31,7 @@ _PAUSE_S = 1.0  # between questions
 
 
 def watch_for_preemption(notify: Callable[[str], None]) -> None:
-    """Begins to watch for notices, in threads that end where no such server answers.
+    """Begins to watch for notices, in threads that end on machines elsewhere, where no such server answers.
 
     Args:
         notify: receives the reason, in a thread.
@@ -47,9 +47,10 @@ def _watch(key: str, notify: Callable[[str], None]) -> None:
         is_start = tag is None
         try:
             value, tag = google_metadata.ask(key, tag)
-        except google_metadata.ERRORS:
-            if is_start:
-                return  # not on Google Cloud
+        except google_metadata.ERRORS as error:
+            # Not on Google Cloud, where the server may be late at boot.
+            if is_start and (isinstance(error, FileNotFoundError) or not google_metadata.is_googles_machine()):
+                return
         else:
             if value == notice.value and (notice.counts_at_start or not is_start):
                 return notify(f"Google Cloud {notice.reason}")

@@ -7,6 +7,7 @@ import pytest
 from metadata_server import MetadataServer
 from small import command, override_flags, small_config, write_corpus
 
+from flash_lm.runs import google_metadata
 from flash_lm.training import preemption
 from flash_lm.training.interrupt import stop_on_signal
 from flash_lm.training.preemption import watch_for_preemption
@@ -95,6 +96,19 @@ def test_a_server_that_fails_for_a_while_is_asked_again(cloud):
     cloud.change("preempted", "?")
     wait_for(lambda: cloud.asked.count(("preempted", True)) > 2)
     cloud.status = 200
+    cloud.change("preempted", "TRUE")
+    wait_for(lambda: reasons)
+
+
+def test_a_server_that_is_late_at_boot_is_asked_again(cloud, monkeypatch, tmp_path):
+    (tmp_path / "product_name").write_text("Google Compute Engine\n")
+    monkeypatch.setattr(google_metadata, "_PRODUCT", tmp_path / "product_name")
+    cloud.status = 503
+    reasons = []
+    watch_for_preemption(reasons.append)
+    wait_for(lambda: cloud.asked.count(("preempted", False)) > 2)
+    cloud.status = 200
+    cloud.wait_until_watched()
     cloud.change("preempted", "TRUE")
     wait_for(lambda: reasons)
 
