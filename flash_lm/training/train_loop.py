@@ -96,8 +96,7 @@ def train(
         start = choose_microbatches(start)
 
         # From here on the folder is written to.
-        corpus = experiment.corpus
-        run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
+        begin_run(run, experiment)
         checkpoints = checkpoints or stack.enter_context(open_checkpoints(run))
         loop = _Loop(start, validation, run, checkpoints, started_at, debug_nonfinite)
         return loop.run(should_stop, Profile(run.folder.path / "profile", profile))
@@ -120,6 +119,12 @@ def check_run(experiment: Experiment, run: OpenRun, validation: Rows) -> None:
     )
     if not any(validation[i]["loss_mask_BxL"].any() for i in range(len(validation))):
         raise InputError("no token of the validation split is a target: give more text, or raise data.masking.rate")
+
+
+def begin_run(run: OpenRun, experiment: Experiment) -> None:
+    """Writes what a new run begins with; raises as `OpenRun.begin` does."""
+    corpus = experiment.corpus
+    run.begin(corpus.tokenizer, corpus.labels if TASKS[experiment.config.task].labels else ())
 
 
 def choose_microbatches(start: Start, runs: int = 1) -> Start:

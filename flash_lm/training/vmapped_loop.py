@@ -12,7 +12,6 @@ import jax
 from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import Config
-from flash_lm.config.registry import TASKS
 from flash_lm.data.packing import Rows
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.layers.quadratic_core import compiled_by_xla
@@ -23,7 +22,14 @@ from flash_lm.training.microbatches import fill_microbatches, record
 from flash_lm.training.resume import OpenRun, Start, find_start, open_run
 from flash_lm.training.run_log import RunLog
 from flash_lm.training.setup import build_experiment
-from flash_lm.training.train_loop import check_run, choose_microbatches, is_due, open_checkpoints, why_finished
+from flash_lm.training.train_loop import (
+    begin_run,
+    check_run,
+    choose_microbatches,
+    is_due,
+    open_checkpoints,
+    why_finished,
+)
 from flash_lm.training.validation import make_validation
 from flash_lm.training.vmapped_step import VmappedStep
 
@@ -105,8 +111,7 @@ class _Member:
 
     def begin(self, stack: contextlib.ExitStack) -> Checkpoints:
         """Writes what a new run begins with."""
-        corpus = self.start.experiment.corpus
-        self.run.begin(corpus.tokenizer, corpus.labels if TASKS[self.start.experiment.config.task].labels else ())
+        begin_run(self.run, self.start.experiment)
         return self.checkpoints or stack.enter_context(open_checkpoints(self.run))
 
 
