@@ -100,7 +100,8 @@ def test_a_signal_is_handed_on_once_and_ends_the_launcher(tmp_path, number):
     """As that of a scheduler: the run saves and ends with 75, and is not started again."""
     command = COMMAND.replace("signal.SIGTERM, lambda", f"{int(number)}, lambda")
     words = [sys.executable, "-m", "flash_lm.launch", sys.executable, "-S", "-c", command, str(tmp_path), "wait"]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
+    usual = lambda: signal.signal(number, signal.SIG_DFL)  # a shell ignores some in the background
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ, preexec_fn=usual)
     assert process.stdout and process.stdout.readline() == "waits\n"
     process.send_signal(number)
     assert process.wait(20) == 75
