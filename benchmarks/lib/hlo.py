@@ -1,5 +1,6 @@
 """The text of a compiled program as instructions."""
 
+import math
 import re
 from typing import NamedTuple
 
@@ -9,6 +10,12 @@ _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _PARAMETER = re.compile(r"^\d+$")
 _MEMORY_SPACE = re.compile(r"S\((\d+)\)")
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+# Devices that exchange data, as lists, as a shape [number of groups,devices of a group], or as axes of a mesh.
+_GROUP_LIST = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_GROUP_SHAPE = re.compile(r"replica_groups=\[\d+,(\d+)\]")
+_GROUP_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_AXIS = re.compile(r"'([^']+)'(?::\(\d+\)(\d+)|=(\d+))?")
 _CALLED = re.compile(
     r"(?:to_apply|body|condition|calls|(?:branch|called)_computations|(?:true|false)_computation)="
     r"\{?((?:%[\w.\-]+(?:, )?)+)"
@@ -37,6 +44,8 @@ class Instruction(NamedTuple):
     target: of a custom call.
     index: of a parameter or of an element of a tuple, or a constant's value, if whole; None: another instruction.
     is_root: whether its result is that of its computation.
+    channel: number of a collective, the same for the parts into which a compiler cuts it; None: another instruction.
+    group: number of devices that exchange data in a collective; None: all, or another instruction.
     """
 
     operation: str
@@ -47,6 +56,8 @@ class Instruction(NamedTuple):
     target: str
     index: int | None
     is_root: bool
+    channel: int | None = None
+    group: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -114,7 +125,22 @@ def _instruction(text: str, is_root: bool) -> Instruction:
         target.group(1) if target else "",
         int(index.group().removeprefix("index=")) if index else None,
         is_root,
+        int(found.group(1)) if (found := _CHANNEL.search(attributes)) else None,
+        _group_size(attributes),
     )
+
+
+def _group_size(attributes: str) -> int | None:
+    """Number of devices in a group of `replica_groups`; None: the attribute is missing or has no groups."""
+    if found := _GROUP_LIST.search(attributes):
+        return found.group(1).count(",") + 1
+    if found := _GROUP_SHAPE.search(attributes):
+        return int(found.group(1))
+    if found := _GROUP_MESH.search(attributes):
+        # A part of an axis has its own size, as in 'x':(2)4.
+        sizes = {name: int(size) for name, _, size in _AXIS.findall(found.group(1))}
+        return math.prod(int(part or sizes[name]) for name, part, _ in _AXIS.findall(found.group(2)))
+    return None
 
 
 def _closing(text: str) -> int:

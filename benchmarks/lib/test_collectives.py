@@ -29,9 +29,9 @@ def test_each_kind_with_its_bytes(mesh):
     x = PartitionSpec("x")
     traffic = count_collectives(program(mesh, body, (PartitionSpec(None, "x"), x, x)))
     assert traffic == {
-        "all-gather": Traffic(1, 8 * 256),
-        "collective-permute": Traffic(1, 256),
-        "all-to-all": Traffic(1, 256),
+        "all-gather": Traffic(1, 8 * 256, 7 * 256),
+        "collective-permute": Traffic(1, 256, 256),
+        "all-to-all": Traffic(1, 256, 7 * 32),
     }
 
 
@@ -41,7 +41,9 @@ def test_loops_count_each_turn(mesh):
         outer = lambda carry, _: (jax.lax.scan(inner, carry, None, length=3)[0] * 3, None)
         return jax.lax.scan(outer, x, None, length=5)[0]
 
-    assert count_collectives(program(mesh, body, PartitionSpec("x"))) == {"all-reduce": Traffic(15, 15 * 256)}
+    assert count_collectives(program(mesh, body, PartitionSpec("x"))) == {
+        "all-reduce": Traffic(15, 15 * 256, 15 * 2 * 7 * 32)
+    }
 
 
 def test_a_loop_without_a_known_end_is_an_error(mesh):
@@ -110,7 +112,9 @@ ENTRY %main (start: (s32[], f32[64])) -> (s32[], f32[64]) {
 
 
 def test_a_loop_of_a_tpu_counts_to_the_constant_of_its_condition():
-    assert count_collectives(COUNTED) == {"all-reduce": Traffic(8, 8 * 64 * 4)}
+    assert count_collectives(COUNTED, 4) == {"all-reduce": Traffic(8, 8 * 64 * 4, 8 * 2 * 3 * 64)}
+    with pytest.raises(ValueError, match="does not say which devices"):
+        count_collectives(COUNTED)
 
 
 ASYNCHRONOUS = """HloModule step, is_scheduled=true
@@ -146,9 +150,55 @@ ENTRY %main (p: f32[64], flag: pred[]) -> (f32[512], f32[64], f32[64]) {
 
 def test_asynchronous_pairs_count_once_and_conditionals_count():
     """Programs of GPUs and TPUs have asynchronous pairs."""
-    assert count_collectives(ASYNCHRONOUS) == {
-        "all-gather": Traffic(1, 512 * 4),
-        "collective-permute": Traffic(1, 64 * 4),
-        "reduce-scatter": Traffic(1, 64 * 4),
-        "all-reduce": Traffic(1, 64 * 4),
+    assert count_collectives(ASYNCHRONOUS, 8) == {
+        "all-gather": Traffic(1, 512 * 4, 7 * 64 * 4),
+        "collective-permute": Traffic(1, 64 * 4, 64 * 4),
+        "reduce-scatter": Traffic(1, 64 * 4, 7 * 32),
+        "all-reduce": Traffic(1, 64 * 4, 2 * 7 * 32),
+    }
+
+
+FUSED = """HloModule step, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter.6 (input: f32[64]) -> f32[16] {
+  %input = f32[64]{0} parameter(0)
+  %whole = f32[64]{0} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum
+  %zero = u32[] constant(0)
+  ROOT %part = f32[16]{0} dynamic-slice(%whole, %zero), dynamic_slice_sizes={16}
+}
+
+%begin (x: f32[16]) -> f32[128] {
+  %x = f32[16]{0} parameter(0)
+  ROOT %some = f32[128]{0} all-gather(%x), channel_id=2, replica_groups=GROUPS, dimensions={0}
+}
+
+%end (y: f32[16]) -> f32[128] {
+  %y = f32[16]{0} parameter(0)
+  ROOT %all = f32[128]{0} all-gather(%y), channel_id=2, replica_groups=GROUPS, dimensions={0}
+}
+
+ENTRY %main (p: f32[64]) -> f32[128] {
+  %p = f32[64]{0} parameter(0)
+  %scattered = f32[16]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.6
+  %first = f32[128]{0} fusion(%scattered), kind=kCustom, calls=%begin
+  ROOT %second = f32[128]{0} fusion(%scattered), kind=kCustom, calls=%end
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "groups",
+    ["{{0,1,2,3,4,5,6,7}}", "[1,8]<=[8]", "mesh['a'=4,'b'=2] {'a','b'}", "mesh['a'=16], device_ids=([16]) {'a':(1)8}"],
+)
+def test_a_fused_reduce_scatter_is_one_and_parts_of_a_collective_count_once(groups):
+    """A TPU's compiler fuses an all-reduce with its slice, and cuts a collective into parts beside other work."""
+    assert count_collectives(FUSED.replace("GROUPS", groups)) == {
+        "reduce-scatter": Traffic(1, 64 * 4, 3 * 64),
+        "all-gather": Traffic(1, 128 * 4, 7 * 64),
     }

@@ -1,10 +1,12 @@
-"""Memory and traffic per device of a training step on many devices, which is only compiled: no accelerator is needed.
+"""Memory and traffic per device of a training step on many devices, which is only compiled: no device is needed.
 
     python -m benchmarks.mesh.scale --devices=64 --shapes="64,1,1 1,64,1 8,4,2" --sizes="110M 731M" \
         --families="transformer_plus_plus flash" --length=8192 --out=benchmarks/mesh/results/scale.jsonl
+    python -m benchmarks.mesh.scale --chip="TPU v5e" --devices=64 …    # with that chip's compiler: pip install libtpu
 
-One line per size, family and mesh: bytes per device of state and temporary arrays, collectives and their bytes. The
-CPU's compiler replaces that of an accelerator, so temporary bytes are an estimate. State and collectives are exact.
+One line per size, family and mesh: bytes per device of state and temporary arrays, collectives and their bytes. Without
+--chip the CPU's compiler takes the place of an accelerator's: it fuses less, adds up in float32, and all-reduces what
+the others reduce and scatter, so temporary and sent bytes are upper bounds. The state is exact.
 """
 
 import argparse
@@ -24,6 +26,8 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
+from flash_lm.training.ahead_of_time import chip_devices, compile_for, compiler
+from flash_lm.training.chips import CHIPS
 from flash_lm.training.compiled_step import lower_step, state_bytes
 from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_mesh
@@ -32,8 +36,19 @@ from flash_lm.training.sharding import check_batch, make_mesh
 SIZES = {"110M": (12, 768, 12), "336M": (24, 1024, 16), "731M": (24, 1536, 24)}
 
 
-def make_setup(config: ConfigDict, family: str, size: str, shape: tuple[int, ...], length: int, rows: int) -> Setup:
-    """Builds the setup of a family and size on a mesh, with `rows` sequences per device of the batch's axes."""
+def make_setup(
+    config: ConfigDict,
+    family: str,
+    size: str,
+    shape: tuple[int, ...],
+    length: int,
+    rows: int,
+    devices: list[Any] | None = None,
+) -> Setup:
+    """Builds the setup of a family and size on a mesh, with `rows` sequences per device of the batch's axes.
+
+    `devices`: to compile for; None: this machine's.
+    """
     changed: Any = config.copy_and_resolve_references()
     layers, dim, heads = SIZES[size]
     changed.model.update(family=family, num_layers=layers, model_dim=dim, num_heads=heads, max_length=length)
@@ -42,7 +57,7 @@ def make_setup(config: ConfigDict, family: str, size: str, shape: tuple[int, ...
     changed.data.update(length=length, tokens_per_batch=rows * parts * length)
     changed.train.accumulate = 1
     completed = complete_config(parse(changed))
-    mesh = make_mesh(completed.mesh)
+    mesh = make_mesh(completed.mesh, devices)
     check_batch(mesh, completed.data.batch_size, 1)
     return build_setup(completed, mesh)
 
@@ -52,9 +67,9 @@ def measure(setup: Setup) -> Line:
     # Compile for the simulated mesh, without running.
     start = time.perf_counter()
     with jax.set_mesh(setup.mesh):
-        program: Any = lower_step(setup).compile()
+        program: Any = compile_for(lower_step(setup), setup.mesh.devices.flat[0])
     # Read collectives and memory from the program.
-    traffic, memory = count_collectives(program.as_text()), program.memory_analysis()
+    traffic, memory = count_collectives(program.as_text(), setup.mesh.size), program.memory_analysis()
     return {
         "family": setup.config.model.label,
         "parameters": setup.model.parameter_count(),
@@ -66,6 +81,7 @@ def measure(setup: Setup) -> Line:
         "temporary_bytes_a_device": memory.temp_size_in_bytes,
         "collectives_a_step": sum(x.count for x in traffic.values()),
         "collective_bytes_a_step": sum(x.bytes for x in traffic.values()),
+        "sent_bytes_a_step": sum(x.sent for x in traffic.values()),
         **{f"{kind}_{key}": value for kind, x in traffic.items() for key, value in x._asdict().items()},
         "compile_s": time.perf_counter() - start,
     }
@@ -75,7 +91,8 @@ def main(argv: list[str]) -> None:
     """Appends one JSON line per size, family and mesh to OUT."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", default="configs/flash_base.py")
-    parser.add_argument("--devices", type=positive, default=8, help="devices to simulate on the CPU")
+    parser.add_argument("--chip", choices=list(CHIPS), help="to compile for; default: devices that the CPU simulates")
+    parser.add_argument("--devices", type=positive, default=8, help="number of devices")
     parser.add_argument("--shapes", required=True, help="meshes (data, fsdp, tensor)")
     parser.add_argument("--sizes", default=" ".join(SIZES), help="separated by spaces or commas")
     parser.add_argument("--families", default="transformer_plus_plus flash", help="separated by spaces or commas")
@@ -86,20 +103,21 @@ def main(argv: list[str]) -> None:
     config, sizes = load_config(arguments.config, overrides), split_words(arguments.sizes)
     if unknown := [size for size in sizes if size not in SIZES]:
         raise InputError(f"--sizes={' '.join(unknown)}: must be among {', '.join(SIZES)}")
-    jax.config.update("jax_num_cpu_devices", arguments.devices)
-    about = provenance(jax.devices()[0].device_kind)
+    jax.config.update("jax_num_cpu_devices", 1 if arguments.chip else arguments.devices)
+    devices = chip_devices(arguments.chip, arguments.devices) if arguments.chip else None
+    about: Line = {"chip": arguments.chip or "CPU", "compiler": compiler(arguments.chip)}
+    about |= provenance(jax.devices()[0].device_kind)
     # Compile each size and family for each mesh, and append its line.
     for size in sizes:
         for family in split_words(arguments.families):
             for shape in mesh_shapes(arguments.shapes, "--shapes"):
-                setup = make_setup(config, family, size, shape, arguments.length, arguments.rows)
+                setup = make_setup(config, family, size, shape, arguments.length, arguments.rows, devices)
                 line: Line = {"size": size} | measure(setup)
                 append_jsonl(arguments.out, [line | about])
                 print(
                     f"{size} {family} {line['mesh']}: {line['state_bytes_a_device'] / 1e9:.2f} GB of state and "
                     f"{line['temporary_bytes_a_device'] / 1e9:.2f} GB of temporary arrays per device, "
-                    f"{line['collectives_a_step']} collectives, "
-                    f"{line['collective_bytes_a_step'] / 1e9:.3f} GB per step",
+                    f"{line['collectives_a_step']} collectives, {line['sent_bytes_a_step'] / 1e9:.3f} GB sent a step",
                     flush=True,
                 )
 

@@ -19,6 +19,7 @@ from flash_lm.cli.types import mesh_shapes
 from flash_lm.config.experiment import parse
 from flash_lm.runs.jsonl import append_jsonl
 from flash_lm.runs.provenance import provenance
+from flash_lm.training.ahead_of_time import compiler
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.resume import new_state
 from flash_lm.training.setup import build_experiment
@@ -44,7 +45,7 @@ def measure(config: ConfigDict, steps: int) -> dict:
             state, metrics = step(state, shard_batch(next(batches), batch_sharding(experiment.mesh), share))
             losses.append(float(metrics["loss"]))
     # Collectives of the compiled step.
-    traffic = count_collectives(step.program.as_text())
+    traffic = count_collectives(step.program.as_text(), experiment.mesh.size)
     return {
         "family": settings.model.label,
         "task": settings.task,
@@ -57,10 +58,12 @@ def measure(config: ConfigDict, steps: int) -> dict:
         "temporary_bytes_a_device": step.program.memory_analysis().temp_size_in_bytes,
         "collectives_a_step": sum(x.count for x in traffic.values()),
         "collective_bytes_a_step": sum(x.bytes for x in traffic.values()),
+        "sent_bytes_a_step": sum(x.sent for x in traffic.values()),
         **{f"{kind}_{key}": value for kind, x in traffic.items() for key, value in x._asdict().items()},
         "steps": steps,
         "losses": losses,
         "platform": jax.devices()[0].platform,
+        "compiler": compiler(None),
         **provenance(jax.devices()[0].device_kind),
     }
 

@@ -4,6 +4,7 @@ That of a TPU is in the package libtpu, that of an NVIDIA GPU in JAX's CUDA plug
 """
 
 import glob
+import importlib.metadata
 import importlib.util
 import os
 from typing import Any
@@ -59,8 +60,16 @@ def chip_devices(name: str, count: int = 1) -> list[Any]:
 
 
 def compile_for(lowered: jax.stages.Lowered, device: Any) -> jax.stages.Compiled:
-    """Compiles a program for such a device."""
-    return lowered.compile(GPU_OPTIONS if device.platform in ("gpu", "cuda") else None)
+    """Compiles a program for a device, of this machine or of `chip_devices`."""
+    is_absent_gpu = device.platform in ("gpu", "cuda") and device not in jax.devices()
+    return lowered.compile(GPU_OPTIONS if is_absent_gpu else None)
+
+
+def compiler(name: str | None) -> str:
+    """The package of a chip's compiler and its version; None: of a CPU."""
+    packages = ("jaxlib",) if name is None else ("libtpu",) if name.startswith("TPU") else _CUDA_PLUGINS
+    package = next(x for x in packages if importlib.util.find_spec(x))
+    return f"{package} {importlib.metadata.version(package)}"
 
 
 def _tpus(name: str, chip: Chip, count: int) -> list[Any]:
