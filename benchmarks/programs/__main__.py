@@ -24,12 +24,12 @@ from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, split_words
 from flash_lm.config.experiment import Config, parse
 from flash_lm.config.overrides import variant
+from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import training_flops
 from flash_lm.ops.cross_entropy import slice_tokens
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.jsonl import Line
-from flash_lm.training.ahead_of_time import chip_devices
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.compiled_step import lower_step, program_bytes
 from flash_lm.training.compiler_options import compile_for
@@ -62,11 +62,13 @@ def model_config(base: str, word: str, overrides: list[str], length: int | None,
 
 def measure(config: Config, chip: str) -> tuple[Line, str]:
     """Compiles the step for one chip; returns a line and the program's text."""
-    devices = chip_devices(chip)
-    setup, _ = fill_microbatches(build_setup(config, make_mesh(config.mesh, devices)), parse_target(chip).memory)
+    target = parse_target(chip)
+    if not target.devices:
+        raise InputError(target.why)
+    setup, _ = fill_microbatches(build_setup(config, make_mesh(config.mesh, [*target.devices])), target.memory)
     config, start = setup.config, time.perf_counter()
     with jax.set_mesh(setup.mesh), recorded() as implementations:
-        program: Any = compile_for(lower_step(setup), devices[0])
+        program: Any = compile_for(lower_step(setup), target.devices[0])
     memory, text = program.memory_analysis(), program.as_text()
     tokens, length = config.data.tokens_per_batch, config.data.length
     # If few tokens are targets, the number of slices of a microbatch's loss depends on the data: all of them.

@@ -20,13 +20,13 @@ from flash_lm.data.tokenized_text import TokenizedText
 from flash_lm.errors import InputError
 from flash_lm.inference.model import TEXT_KEYS, TrainedModel, load_model
 from flash_lm.ops.implementations import recorded
+from flash_lm.ops.on_mesh import row_shards
 from flash_lm.runs.jsonl import read_lines
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_name import RunName, run_name
 from flash_lm.training.carried_evaluation import CarriedEvaluator
 from flash_lm.training.evaluation import Evaluator, perplexity
 from flash_lm.training.setup import evaluation_rows
-from flash_lm.training.sharding import row_shards
 from flash_lm.training.train_state import ModelFunction
 
 Score = Callable[[int, int], list[dict[str, Any]]]  # (sequence length, batch size) -> results

@@ -77,8 +77,7 @@ def project(x_NxK: jax.Array, kernel_KxM: jax.Array, grad_dtype: DTypeLike | Non
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _project(x_NxK, kernel_KxM, grad_dtype: jnp.dtype, kernel_dtype: jnp.dtype):
-    del grad_dtype, kernel_dtype
-    return x_NxK @ kernel_KxM.astype(x_NxK.dtype)
+    return _project_forward(x_NxK, kernel_KxM, grad_dtype, kernel_dtype)[0]
 
 
 def _project_forward(x_NxK, kernel_KxM, grad_dtype, kernel_dtype):

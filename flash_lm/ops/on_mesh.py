@@ -25,7 +25,7 @@ def on_mesh(function: Callable[[Any, Any], jax.Array], arrays: Any, about: Any) 
         return function(arrays, about)
     leaves = jax.tree.leaves(arrays)
     batch, heads, tensor = leaves[0].shape[0], max(x.shape[1] for x in leaves), mesh.shape[_TENSOR]
-    rows = _ROWS if batch % _devices(mesh) == 0 else None
+    rows = _ROWS if batch % row_shards(mesh) == 0 else None
     by_heads = all(x.shape[1] == 1 or x.shape[1] % tensor == 0 for x in leaves)
 
     def of_array(x: jax.Array) -> PartitionSpec:
@@ -57,7 +57,7 @@ def sum_parts(x_PxVxD: jax.Array) -> jax.Array:
     only its columns of them, and those over data are of these columns. XLA may all-reduce the whole table otherwise.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or len(x_PxVxD) == 1 or len(x_PxVxD) != _devices(mesh):
+    if mesh.empty or len(x_PxVxD) == 1 or len(x_PxVxD) != row_shards(mesh):
         return x_PxVxD.sum(axis=0)
     words, columns = _table_axes(x_PxVxD.shape[1:], mesh)
 
@@ -71,23 +71,24 @@ def sum_parts(x_PxVxD: jax.Array) -> jax.Array:
     return jax.shard_map(exchange, in_specs=specs[:1], out_specs=specs[1], mesh=mesh)(x_PxVxD)
 
 
+def row_shards(mesh: Any) -> int:
+    """The number of shards of a batch, data x fsdp; each sequence is on all devices of the tensor axis."""
+    return math.prod(mesh.shape[axis] for axis in _ROWS)
+
+
 def batch_parts(batch: int) -> int:
     """Number of equal parts into which the devices of the mesh divide so many sequences; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else math.gcd(batch, _devices(mesh))
+    return 1 if mesh.empty else math.gcd(batch, row_shards(mesh))
 
 
 def rows_per_device(batch: int) -> int:
     """Sequences of a batch on each device."""
     mesh = jax.sharding.get_abstract_mesh()
-    return batch if mesh.empty else -(-batch // _devices(mesh))
+    return batch if mesh.empty else -(-batch // row_shards(mesh))
 
 
 def _table_axes(shape: tuple[int, ...], mesh: Any) -> tuple[str | None, str | None]:
     """The axes of a table's words and columns; None: the axis does not divide them."""
     words, columns = (axis if n % mesh.shape[axis] == 0 else None for n, axis in zip(shape, _TABLE, strict=True))
     return words, columns
-
-
-def _devices(mesh: Any) -> int:
-    return math.prod(mesh.shape[axis] for axis in _ROWS)

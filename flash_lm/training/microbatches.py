@@ -5,10 +5,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from flash_lm.ops.on_mesh import row_shards
 from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.training.device import free_memory
 from flash_lm.training.setup import Setup
-from flash_lm.training.sharding import check_batch, row_shards
+from flash_lm.training.sharding import check_batch
 from flash_lm.training.step_memory import Memory, step_memory
 
 _log = logging.getLogger(__name__)

@@ -26,6 +26,7 @@ from flash_lm.families.family import unused_keys
 from flash_lm.families.flash import GAUOptions
 from flash_lm.layers.parameter import is_stacked, parameter_name
 from flash_lm.models.decode_state import DecodeState
+from flash_lm.ops.on_mesh import row_shards
 from flash_lm.runs.hosts import gather_from_hosts
 from flash_lm.training.train_state import Params, TrainState
 
@@ -186,11 +187,6 @@ def carried_shardings(abstract: DecodeState, mesh: Mesh) -> DecodeState:
     """The shardings of a carried state: over the batch, which is the second dimension of stacked layers."""
     layers = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(None, *BATCH)), abstract.layers)
     return dataclasses.replace(abstract, positions_B=batch_sharding(mesh), layers=layers)  # type: ignore[arg-type]
-
-
-def row_shards(mesh: Mesh | AbstractMesh) -> int:
-    """The number of shards of a batch, data x fsdp; each sequence is on all devices of the tensor axis."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def _spec(
