@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from flash_lm.data.tasks import register_task
     from flash_lm.families.family import register_family
     from flash_lm.inference.api import LoadedModel, load
-    from flash_lm.inference.import_llama import import_hf
+    from flash_lm.inference.import_hf import import_hf
     from flash_lm.models.language_model import LanguageModel, build_model
     from flash_lm.models.mixer import build_mixer
     from flash_lm.models.output_heads import register_head
@@ -35,7 +35,7 @@ _MODULES = {
     "LoadedModel": "flash_lm.inference.api",
     "build_mixer": "flash_lm.models.mixer",
     "build_model": "flash_lm.models.language_model",
-    "import_hf": "flash_lm.inference.import_llama",
+    "import_hf": "flash_lm.inference.import_hf",
     "load": "flash_lm.inference.api",
     "register_corpus": "flash_lm.data.corpora",
     "register_family": "flash_lm.families.family",

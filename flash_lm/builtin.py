@@ -1,9 +1,9 @@
-"""Fills the registries: imports all modules that register families, heads, tasks, corpora and optimizers.
+"""Fills the registries: imports all modules that register families, heads, tasks, corpora, optimizers and formats.
 
 It imports JAX and Flax, so a registry imports it only at its first lookup.
 """
 
-from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
+from flash_lm.config.registry import CORPORA, FAMILIES, FORMATS, HEADS, OPTIMIZERS, TASKS
 from flash_lm.data import tasks  # noqa: F401 (imported for their rows, as all of these)
 from flash_lm.data.corpora import HUGGING_FACE, STDLIB, TEXT, register_corpus
 from flash_lm.data.couplets import COUPLETS
@@ -15,6 +15,7 @@ from flash_lm.data.synthetic.mqar import MQAR
 from flash_lm.data.synthetic.needle import NEEDLE
 from flash_lm.families import table  # noqa: F401
 from flash_lm.models import classifier, output_heads  # noqa: F401
+from flash_lm.models.formats import table as formats_table  # noqa: F401
 from flash_lm.training import optimizer  # noqa: F401
 
 for _name, _row in {
@@ -31,5 +32,5 @@ for _name, _row in {
 }.items():
     register_corpus(_name, _row)
 
-for _table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS):
+for _table in (FAMILIES, HEADS, TASKS, CORPORA, OPTIMIZERS, FORMATS):
     _table.seal()

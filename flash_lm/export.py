@@ -10,8 +10,10 @@ from flash_lm.config.addresses import is_remote
 from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError
 
-FORMATS = ("flash_lm", "llama", "stablehlo")  # those of `inference.export`, which imports JAX
-_FORMAT_HELP = "llama: for Hugging Face's transformers; stablehlo: compiled functions that need jax alone"
+_FORMAT_HELP = (
+    "stablehlo: compiled functions that need jax alone; or a format of another library, such as llama, qwen3, gpt2 or "
+    "mamba2 (docs/pretrained.md lists them); default: flash_lm"
+)
 _SIZES = {
     "rows": "texts at the same time; default: 1",
     "piece": "tokens of a prompt at a time; default: 128",
@@ -25,7 +27,7 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     parser.add_argument("--out", required=True, type=any_path, help="folder to write; must not exist yet")
     parser.add_argument("--license", required=True, help="the model's licence for its card, such as apache-2.0")
-    parser.add_argument("--format", choices=FORMATS, default="flash_lm", help=_FORMAT_HELP)
+    parser.add_argument("--format", default="flash_lm", help=_FORMAT_HELP)
     for name, help_ in _SIZES.items():
         parser.add_argument(f"--{name}", type=positive, help=f"of --format=stablehlo: {help_}")
     parser.add_argument("--push", metavar="OWNER/NAME", help="also upload the folder to this repository of the hub")

@@ -9,17 +9,18 @@ from flash_lm.cli.types import local_path
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="python -m flash_lm.import_model", description=main.__doc__)
-    parser.add_argument("--model", required=True, type=local_path, help="folder with config.json and *.safetensors")
+    files = "a folder with config.json and *.safetensors, or a file: GGUF, or a .pth of RWKV-4"
+    parser.add_argument("--model", required=True, type=local_path, help=files)
     parser.add_argument("--out", required=True, type=local_path, help="folder to write; must not exist yet")
     return parser
 
 
 def main(argv: list[str]) -> None:
-    """Converts a Llama downloaded from the Hugging Face hub to a folder that the other commands read."""
+    """Converts a model of another library, whose format it recognises, to a folder that the other commands read."""
     arguments = flags().parse_args(argv)
-    from flash_lm.inference.import_llama import import_hf
+    from flash_lm.inference.import_hf import import_with_message
 
-    import_hf(arguments.model, arguments.out)
+    print(import_with_message(arguments.model, arguments.out).message)
     print(f"{arguments.out}: a --workdir for evaluate, generate, serve and export, or a --config.train.init_from")
 
 

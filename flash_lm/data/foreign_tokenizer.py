@@ -160,7 +160,7 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
     # Prefer what the model's files say; without any, look for special tokens of usual names.
     begin, end = (_special(words, ids, name) for name in _USUAL)
     content = read_json(file)
-    if end is None and not words and not ids:
+    if end is None and "eos_token" not in words and "eos_token_id" not in ids:
         begin, end = (_usual(content, names) for names in _USUAL.values())
     if end is None:
         raise InputError(

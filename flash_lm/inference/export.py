@@ -1,7 +1,7 @@
 """Exports a trained model as a folder that `flash_lm.load` and other tools read: see `training/export_folder.py`.
 
-Other formats: a folder for Hugging Face's transformers, if it has the same model, see `models/llama.py`; or compiled
-functions that need only jax, see `inference/stablehlo.py`.
+Other formats: a folder for another library, if it has the same model, see `models/formats`; or compiled functions that
+need only jax, see `inference/stablehlo.py`.
 """
 
 import os
@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 import jax
 
+from flash_lm.config.registry import FORMATS
 from flash_lm.data.hf_tokenizer import to_hugging_face
 from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.inference.model import TrainedModel
-from flash_lm.inference.model_card import FLASH_LM, JAX, TRANSFORMERS, Library, model_card
+from flash_lm.inference.model_card import FLA, FLASH_LM, JAX, TRANSFORMERS, Library, model_card
 from flash_lm.inference.stablehlo import Sizes, check_programs, describe_programs, write_programs
-from flash_lm.models import llama
+from flash_lm.models.formats.arrays import from_params
+from flash_lm.models.formats.settings import to_settings, write_problems
 from flash_lm.runs.hosts import fetch_array, gather_from_hosts, is_first
 from flash_lm.runs.labels import write_labels
 from flash_lm.runs.provenance import provenance
@@ -27,8 +29,8 @@ from flash_lm.training.export_folder import flatten_arrays, new_folder, write_js
 from flash_lm.training.train_state import Params
 
 
-class Format(NamedTuple):
-    """A format of exported models.
+class Export(NamedTuple):
+    """How a model is written in a format.
 
     Attributes:
         check: raises InputError if a model cannot be written in this format.
@@ -52,7 +54,7 @@ def check_export(
 ) -> None:
     """Raises InputError if `export` would, for the same arguments, before anything is written."""
     # An export of an export in the same dtype would be only a copy.
-    kind = FORMATS[form](sizes or Sizes())
+    kind = find_export(form, sizes or Sizes())
     saved_dtype = trained.folder.config.model.param_dtype
     if kind.native and is_export(trained.run.workdir) and saved_dtype == trained.config.model.param_dtype:
         raise InputError(f"{trained.run} is already an exported model: copy the folder, or give another --dtype")
@@ -77,7 +79,7 @@ def export(
         trained: the model, in the dtype to write.
         out: the folder; must not exist yet.
         license_: the licence for the card, as the Hugging Face hub names it.
-        form: a key of `FORMATS`.
+        form: flash_lm, stablehlo, or the name of a format of another library.
         sizes: shapes of the programs of form="stablehlo"; None: the default ones.
         on_hub: OWNER/NAME for the card's example; None: it loads a folder.
 
@@ -90,7 +92,7 @@ def export(
     """
     # All hosts fetch the parameters together; only the first one writes.
     check_export(trained, out, license_, form, sizes)
-    kind = FORMATS[form](sizes or Sizes())
+    kind = find_export(form, sizes or Sizes())
     params = jax.tree.map(fetch_array, trained.params)
     if not is_first():
         return []
@@ -145,13 +147,13 @@ def _write_ours(trained: TrainedModel, hf_tokenizer: Any, folder: pathlib.Path) 
     write_labels(folder, trained.labels)
 
 
-def _check_llama(trained: TrainedModel) -> None:
-    model = trained.config.model
-    if not trained.conditioning.scores_full_text:
-        raise InputError(f"{trained.run} is not a Llama (task={trained.config.task}): omit --format")
-    if wrong := llama.unsupported_keys(model):
-        listed = ", ".join(f"model.{key}={model.get(key)}, not {value}" for key, value in wrong.items())
-        raise InputError(f"{trained.run} is not a Llama ({listed}): omit --format")
+def _check_format(trained: TrainedModel, name: str) -> None:
+    reads_forward = trained.conditioning.scores_full_text
+    why = write_problems(FORMATS[name], trained.config.model) if reads_forward else [f"task={trained.config.task}"]
+    if why:
+        raise InputError(
+            f"{trained.run} cannot be written as {name} ({', '.join(why)}): omit --format, or give another"
+        )
 
 
 def _write_for_transformers(trained: TrainedModel, hf_tokenizer: Any, folder: pathlib.Path) -> None:
@@ -165,22 +167,34 @@ def _write_for_transformers(trained: TrainedModel, hf_tokenizer: Any, folder: pa
         for name, i in (("bos", trained.tokenizer.begin), ("eos", trained.tokenizer.end))
     }
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **words}
+    if template := getattr(trained.tokenizer, "chat_template", None):
+        about["chat_template"] = template
     write_json(folder / "tokenizer_config.json", about | {"model_max_length": trained.config.model.max_length})
 
 
-# Format by name, as a function of the sizes of programs, which only one format has.
-FORMATS: dict[str, Callable[[Sizes], Format]] = {
-    "flash_lm": lambda sizes: Format(
+def find_export(form: str, sizes: Sizes) -> Export:
+    """How a format is written; raises InputError: there is no format of this name."""
+    if form in OURS:
+        return OURS[form](sizes)
+    if form not in FORMATS:
+        raise InputError(f"--format={form} must be one of {', '.join((*OURS, *FORMATS))}")
+    row = FORMATS[form]
+    return Export(
+        lambda trained: _check_format(trained, form),
+        lambda params, constants: from_params(row, params),
+        lambda trained: to_settings(row, trained.config.model) | _special_token_ids(trained),
+        _LIBRARIES[row.library],
+        _write_for_transformers,
+    )
+
+
+_LIBRARIES = {library.name: library for library in (TRANSFORMERS, FLA)}
+# Formats of our own, as functions of the sizes of programs, which only one has.
+OURS: dict[str, Callable[[Sizes], Export]] = {
+    "flash_lm": lambda sizes: Export(
         lambda trained: None, flatten_arrays, _our_settings, FLASH_LM, _write_ours, native=True
     ),
-    "llama": lambda sizes: Format(
-        _check_llama,
-        lambda params, constants: llama.to_llama(params),
-        lambda trained: llama.llama_settings(trained.config.model) | _special_token_ids(trained),
-        TRANSFORMERS,
-        _write_for_transformers,
-    ),
-    "stablehlo": lambda sizes: Format(
+    "stablehlo": lambda sizes: Export(
         check_programs,
         lambda params, constants: flatten_arrays(params, {}),  # constants are in the programs
         lambda trained: describe_programs(trained, sizes) | _special_token_ids(trained),

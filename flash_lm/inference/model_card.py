@@ -55,6 +55,9 @@ tokenizer = AutoTokenizer.from_pretrained("{location}")""",
     """ids = tokenizer("Once upon", return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))""",
 )
+FLA = TRANSFORMERS._replace(
+    name="fla", load=f"import fla  # registers its models with transformers\n{TRANSFORMERS.load}"
+)
 JAX = Library(
     "jax",
     None,

@@ -1,0 +1,52 @@
+"""Gated DeltaNet (arXiv:2412.06464), as `GatedDeltaNetForCausalLM` of flash-linear-attention (fla) reads it."""
+
+from typing import Any
+
+from flash_lm.config.model import ModelConfig
+from flash_lm.models.formats.fla import ATTENTION, DEFAULTS, KEYS, OURS, SHAPE, TENSORS, THEIRS, maps, mlp_width
+from flash_lm.models.formats.format import Format, Setting, Settings, Tensor, of_type
+from flash_lm.models.formats.settings import is_a
+
+_TENSORS = (
+    *TENSORS,
+    *maps(a_proj="step_size", b_proj="beta"),
+    Tensor(f"{ATTENTION}.A_log", f"{OURS}.log_rate"),
+    Tensor(f"{ATTENTION}.dt_bias", f"{OURS}.step_bias"),
+    Tensor(f"{ATTENTION}.o_norm.weight", f"{OURS}.gain"),
+)
+
+
+def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
+    width, keys, heads = mlp_width(values), values["num_heads"] * values["head_dim"], values["num_heads"]
+    wrong = [f"intermediate_size={width}"] if not is_a(int, width) else []
+    wrong += [f"num_v_heads={other}"] if (other := values.get("num_v_heads")) not in (None, heads) else []
+    sizes = {"delta.key_dim": keys, "delta.value_dim": round(keys * values["expand_v"])}
+    return {"mlp_dim": width, "short_convolution": values["conv_size"], **sizes}, wrong
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    keys, values = config.get("delta.key_dim"), config.get("delta.value_dim")
+    about = {"architectures": ["GatedDeltaNetForCausalLM"], "model_type": "gated_deltanet"}
+    sizes = {"head_dim": keys // config.num_heads, "expand_v": values / keys, "conv_size": config.short_convolution}
+    return about | sizes | {"intermediate_size": config.mlp_dim, "dtype": config.param_dtype}
+
+
+def _problems(config: ModelConfig) -> list[str]:
+    return [] if config.short_convolution else ["model.short_convolution=0, not some taps"]
+
+
+ROWS = {
+    "gated_deltanet": Format(
+        title="GatedDeltaNetForCausalLM of fla",
+        recognises=of_type("gated_deltanet"),
+        tensors=_TENSORS,
+        keys=KEYS | {"delta.negative_eigenvalues": Setting("allow_neg_eigval", bool)},
+        ours={"family": "gated_deltanet", "delta.decay": True, **SHAPE},
+        theirs={**THEIRS, "use_gate": True, "use_short_conv": True, "output_gate_activation": "swish"},
+        defaults={**DEFAULTS, "expand_v": 2.0, "head_dim": 256, "allow_neg_eigval": False},
+        read=_read,
+        write=_write,
+        problems=_problems,
+        library="fla",
+    ),
+}

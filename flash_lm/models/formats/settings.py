@@ -1,0 +1,60 @@
+"""Settings of another library's model from and to keys of `config.model`."""
+
+from typing import Any
+
+from flash_lm.config.model import ModelConfig
+from flash_lm.errors import InputError
+from flash_lm.models.formats.format import Format, Settings
+
+
+def write_problems(row: Format, config: ModelConfig) -> list[str]:
+    """Why a model with a complete config cannot be written in a format; empty if it can."""
+    if row.one_way:
+        return [row.one_way]
+    wrong = {key: value for key, value in row.ours.items() if config.get(key) != value}
+    # Further reasons make sense only in a model of the right kind.
+    keys = [f"model.{key}={config.get(key)}, not {value}" for key, value in wrong.items()]
+    return keys or row.problems(config)
+
+
+def to_settings(row: Format, config: ModelConfig) -> dict[str, Any]:
+    """The settings of a model in another format.
+
+    Args:
+        row: the format.
+        config: a complete config for which `write_problems` is empty.
+    """
+    return {
+        **{setting.name: config.get(key) for key, setting in row.keys.items()},
+        **{name: value for name, value in row.theirs.items() if value is not None},
+        **row.write(config),
+    }
+
+
+def to_keys(row: Format, settings: Settings) -> dict[str, Any]:
+    """Keys of `config.model` from another library's settings.
+
+    Raises:
+        InputError: settings are damaged, or flash_lm does not support them; lists all of them.
+    """
+    # Sizes and switches by name.
+    values = {**row.defaults, **settings}
+    keys: dict[str, Any] = {key: values.get(setting.name) for key, setting in row.keys.items()}
+    if wrong := [f"{row.keys[key].name}={x}" for key, x in keys.items() if not is_a(row.keys[key].kind, x)]:
+        raise InputError(f"config.json has {', '.join(wrong)}: it is damaged, or the model is not of {row.title}")
+
+    # Everything else must be as in our model.
+    wrong = [f"{name}={values[name]}" for name, good in row.theirs.items() if values.get(name, good) != good]
+    more, unread = row.read(values)
+    if wrong := wrong + unread:
+        raise InputError(f"config.json has {', '.join(wrong)}, which flash_lm does not support")
+    floats = {key: float(x) for key, x in keys.items() if row.keys[key].kind is float}
+    return {**row.ours, **keys, **floats, **more}
+
+
+def is_a(kind: type, value: Any) -> bool:
+    """Whether a setting has this type, and is positive if it is a number."""
+    if kind is bool:
+        return isinstance(value, bool)
+    good = (int, float) if kind is float else int
+    return isinstance(value, good) and not isinstance(value, bool) and value > 0
