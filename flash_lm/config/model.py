@@ -56,6 +56,12 @@ class ModelConfig(Group, name="model"):
         "heads of keys and values, each shared by H / num_kv_heads query heads (softmax over all pairs); open: H",
         at_least(1),
     )
+    head_dim: int = key(
+        None,
+        "K, width of a head in multi-head attention, whose maps are from D to H K and back (in based, that of the "
+        "values); open: D / H",
+        at_least(1),
+    )
     mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
     max_length: int = key(512, "tokens; bounds learned positions and the decode cache", at_least(1))
     vocab_size: int = key(None, "open: from the tokenizer", at_least(2))
@@ -153,6 +159,11 @@ class ModelConfig(Group, name="model"):
     def families(self) -> tuple[str, ...]:
         """The families of the layers, in turn."""
         return self.pattern or (self.family,)
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head in multi-head attention: model.head_dim, or else D / H."""
+        return self.head_dim or self.model_dim // self.num_heads
 
     @property
     def label(self) -> str:

@@ -122,7 +122,7 @@ class AdaptiveSpanAttention(MultiHeadAttention):
     core: SpanCore
 
     def __init__(self, config: ModelConfig, options: SpanOptions, convolution: ConvolutionOptions, *, rngs: nnx.Rngs):
-        """H heads of width D / H."""
+        """H heads of width K."""
         super().__init__(config, SpanCore(config, options), convolution, rngs=rngs)
 
     def penalty(self) -> jax.Array:

@@ -7,7 +7,7 @@ from flash_lm.config.keys import at_least, key, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC
-from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, times, width_problems
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_width_problems, times
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.linear_core import LinearCore, LinearOptions, linear_flops
@@ -52,7 +52,7 @@ def _attention(
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    problems, width = width_problems(config), config[BasedOptions].feature_dim
+    problems, width = head_width_problems(config), config[BasedOptions].feature_dim
     if config.rotary and width % 2:
         problems.append(f"model.rotary pairs dimensions: model.based.feature_dim={width} must be even")
     return problems

@@ -49,13 +49,15 @@ def _gau(config: ModelConfig, cross: CrossOptions, quadratic: QuadraticOptions, 
 
 def _cross_problems(config: ModelConfig) -> list[str]:
     cross = config[CrossOptions]
+    if cross.kind != "gau" and config.head_dim is not None:
+        return []
     name, width = ("expanded_dim", cross.expanded_dim) if cross.kind == "gau" else ("model_dim", config.model_dim)
     width_key = f"model.cross.{name}" if cross.kind == "gau" else f"model.{name}"
     return [f"{width_key}={width} must be a multiple of model.cross.heads={cross.heads}"] if width % cross.heads else []
 
 
 _HEAD_SPEC: dict[str, Any] = {
-    "keys": frozenset({"num_heads", "query_key_norm"}),
+    "keys": frozenset({"num_heads", "head_dim", "query_key_norm"}),
     "unread": frozenset({"cross.expanded_dim", "cross.shared_dim", "cross.attention_function"}),
     "defaults": {"cross.heads": lambda config: config.num_heads},
     "problems": _cross_problems,

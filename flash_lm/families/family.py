@@ -9,6 +9,7 @@ from flash_lm.config.registry import FAMILIES, HEADS
 from flash_lm.errors import InputError
 from flash_lm.families.encoder import CROSS, encoder_config, sublayer_specs
 from flash_lm.families.sublayer_spec import EVERYTHING, Default, SublayerSpec
+from flash_lm.layers.cross_attention import CrossOptions
 from flash_lm.ops.logistics import VALUES
 
 
@@ -110,7 +111,7 @@ def complete(config: ModelConfig) -> ModelConfig:
     layers = layer_configs(config)
     if config.encoder is not None:
         layers += layer_configs(encoder_config(config))
-    problems = [
+    problems = _unread_problems(config) + [
         problem
         for layer in dict.fromkeys(layers)
         for spec in dict.fromkeys(sublayer_specs(layer))
@@ -170,6 +171,21 @@ def unused_keys(families: Collection[str], cross: str | None = None) -> set[str]
         *(FAMILIES[name].reads() for name in names), *(CROSS[kind].reads() for kind in kinds)
     )
     return reads(FAMILIES, CROSS) - reads(families, kinds)
+
+
+# Keys of a model's shape. Where no layer reads one, a model would silently be another than the one that was asked for.
+_SHAPE_KEYS = ("head_dim",)
+
+
+def _unread_problems(config: ModelConfig) -> list[str]:
+    """Sentences on keys of the model's shape that are set, and that none of its layers reads."""
+    encoder = [config.encoder] if config.encoder else []
+    unread = unused_keys([*config.families, *encoder], config[CrossOptions].kind if encoder else None)
+    return [
+        f"model.{key}={config.get(key)} has no meaning in {config.label}, whose layers do not read it: leave it open"
+        for key in _SHAPE_KEYS
+        if config.get(key) is not None and f"model.{key}" in unread
+    ]
 
 
 def complete_config(config: Config) -> Config:

@@ -12,7 +12,7 @@ from flash_lm.config.keys import key, one_of, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import MLP_SPEC
-from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems, times
+from flash_lm.families.sublayer_spec import MULTI_HEAD_KEYS, SublayerSpec, head_problems, times, width_problems
 from flash_lm.layers.attention import MultiHeadAttention, Projected
 from flash_lm.layers.attention_core import Pairs
 from flash_lm.layers.context import Context
@@ -100,7 +100,7 @@ class LongShortAttention(MultiHeadAttention):
     convolutions: TokenConvolution  # type: ignore[assignment]
 
     def __init__(self, config: ModelConfig, options: LiteOptions, quadratic: QuadraticOptions, *, rngs: nnx.Rngs):
-        """H heads of width D / H, of which some attend."""
+        """H heads, each with D / H of the channels, of which some attend; these have width K."""
         heads, width = config.num_heads, config.model_dim // config.num_heads
         attending = options.attending(heads)
         # The attention is a MultiHeadAttention over the first channels only.
@@ -166,7 +166,8 @@ class LongShortAttention(MultiHeadAttention):
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    problems, lite, heads = head_problems(config), config[LiteOptions], config.num_heads
+    lite, heads = config[LiteOptions], config.num_heads
+    problems = width_problems(config) or head_problems(config)  # the branches share the channels by heads of D / H
     # Both branches need at least one head.
     if not 0 < lite.attending(heads) < heads:
         problems.append(

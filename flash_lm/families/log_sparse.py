@@ -89,15 +89,15 @@ class LogSparseAttention(MultiHeadAttention):
     """Multi-head LogSparse attention with convolutional queries and keys (section 4.1)."""
 
     def __init__(self, config: ModelConfig, options: LogSparseOptions, *, rngs: nnx.Rngs):
-        """H heads of width D / H."""
+        """H heads of width K."""
         super().__init__(config, LogSparseCore(config, options), rngs=rngs)
-        names, dim = ("query", "key"), config.model_dim
+        names, width = ("query", "key"), config.num_heads * config.head_width
         if options.convolution == "full":  # these are the linear maps
             self.query = self.key = None
-            self.projection_weights -= 2 * dim * dim
-            self.convolutions = _full_convolutions(names, config, rngs=rngs)
+            self.projection_weights -= 2 * config.model_dim * width
+            self.convolutions = _full_convolutions(names, width, config, rngs=rngs)
         else:
-            self.convolutions = short_convolutions(dict.fromkeys(names, dim), config)
+            self.convolutions = short_convolutions(dict.fromkeys(names, width), config)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
         """Queries, keys and values before the convolutions."""
@@ -105,14 +105,14 @@ class LogSparseAttention(MultiHeadAttention):
         return {"query": mapped(self.query), "key": mapped(self.key), "value": self.value(x_BxLxD)}
 
 
-def _full_convolutions(names: Sequence[str], config: ModelConfig, *, rngs: nnx.Rngs) -> ShortConvolutions:
-    """Filters from all channels to all channels, in place of linear maps: W·D×D weights for each name."""
+def _full_convolutions(names: Sequence[str], width: int, config: ModelConfig, *, rngs: nnx.Rngs) -> ShortConvolutions:
+    """Filters from all channels to those of all heads, in place of linear maps: W·D×`width` weights for each name."""
     taps, dim = config.short_convolution, config.model_dim
 
-    # Each tap is a D×D map, initialised with the fan-in of all taps.
+    # Each tap is a map, initialised with the fan-in of all taps.
     def draw_taps() -> nnx.Param:
-        kernel = KERNEL_INITS[config.init](rngs.params(), (taps * dim, dim), jnp.dtype(config.param_dtype))
-        return nnx.Param(kernel.reshape(taps, dim, dim))
+        kernel = KERNEL_INITS[config.init](rngs.params(), (taps * dim, width), jnp.dtype(config.param_dtype))
+        return nnx.Param(kernel.reshape(taps, dim, width))
 
     return ShortConvolutions({name: draw_taps() for name in names}, config, "none")
 

@@ -295,15 +295,15 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         *,
         rngs: nnx.Rngs,
     ):
-        """H heads of width D / H."""
-        dim, layers = config.model_dim, range(config.num_layers)
+        """H heads of width K."""
+        dim, joined, layers = config.model_dim, config.num_heads * config.head_width, range(config.num_layers)
         most = max(config.max_length, options.size)
         # Of all layers of the model, from the first.
         self.windows = tuple(min(round(options.size * options.growth**n), most) for n in layers)
         self.gaps = tuple(options.dilations[n * len(options.dilations) // len(layers)] for n in layers)
         self.rotary = bool(config.rotary)
         self.heads = self.key_heads = config.num_heads
-        self.key_width = self.value_width = dim // self.heads
+        self.key_width = self.value_width = config.head_width
         # One core for all layers: its blocks and its ring suit the largest window.
         self.core = WindowCore(config, options, quadratic.implementation, self.windows)
         # Global attention has separate projections.
@@ -311,13 +311,13 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         if options.global_tokens:
             self.names += ("global_query", "global_key", "global_value")
         for name in self.names:
-            setattr(self, name, Dense(dim, dim, config, rngs=rngs))
+            setattr(self, name, Dense(dim, joined, config, rngs=rngs))
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
         if options.global_tokens:
             self.global_query_norm, self.global_key_norm = query_key_norms(config, self.key_width)
-        self.output = Output(dim, dim, config, rngs=rngs)
-        self.convolutions = short_convolutions(dict.fromkeys(self.names, dim), config, convolution)
-        self.projection_weights = (len(self.names) + 1) * dim * dim
+        self.output = Output(joined, dim, config, rngs=rngs)
+        self.convolutions = short_convolutions(dict.fromkeys(self.names, joined), config, convolution)
+        self.projection_weights = (len(self.names) + 1) * dim * joined
         # Those of the first layer, unless a stack says which layers these are.
         first = self.layer_arrays(np.zeros(1, np.int32))
         self.window, self.stage = (LayerArray(first[name][0]) for name in ("window", "stage"))

@@ -44,7 +44,7 @@ class Frequencies(nnx.Variable):
 
 def _default_features(config: ModelConfig) -> int:
     """K ln K, as the error of the estimate requires (Performer, section 2.4), rounded up to a multiple of 8."""
-    width = max(config.model_dim // config.num_heads, 2)
+    width = max(config.head_width, 2)
     return math.ceil(width * math.log(width) / 8) * 8
 
 
@@ -53,7 +53,7 @@ class FavorCore(PlainCore):
 
     def __init__(self, config: ModelConfig, options: FavorOptions, linear: LinearOptions, *, rngs: nnx.Rngs):
         """Samples the features, the same for all heads of the layer."""
-        self.width = config.model_dim // config.num_heads
+        self.width = config.head_width
         self.features, self.redraw = options.features, options.redraw
         self.uncarried = _REDRAWN if options.redraw else None
         # The largest power of two that is not above the chunk size.

@@ -1,5 +1,6 @@
 """RetNet: multi-scale retention, linear attention with a fixed decay per head (Sun et al. 2023, section 2)."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -81,11 +82,16 @@ class Retention(AttentionSublayer[DecayedInputs]):
         return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE))))
 
 
+def _problems(config: ModelConfig) -> list[str]:
+    # Keys of width D / H, whatever model.head_dim is for the other layers of a pattern.
+    return head_problems(dataclasses.replace(config, head_dim=None))
+
+
 RETENTION = SublayerSpec(
     Retention,
     (RetentionOptions, LinearOptions, ConvolutionOptions),
     HEAD_KEYS | {"kernels"},
-    problems=head_problems,
+    problems=_problems,
 )
 ROWS = {
     "retnet": Family(

@@ -20,7 +20,7 @@ WHOLE_ROWS = frozenset({"bidirectional"})
 
 # Keys of config.model itself that sublayers of several families read.
 HEAD_KEYS = frozenset({"num_heads", "rotary", "rotary_base"})
-MULTI_HEAD_KEYS = HEAD_KEYS | {"query_key_norm"}
+MULTI_HEAD_KEYS = HEAD_KEYS | {"head_dim", "query_key_norm"}
 GATED_UNIT_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "divides", "scale_init", "kernels"})
 
 
@@ -75,13 +75,18 @@ def width_problems(config: ModelConfig) -> list[str]:
     return [f"model.model_dim={dim} must be a multiple of model.num_heads={heads}"] if dim % heads else []
 
 
+def head_width_problems(config: ModelConfig) -> list[str]:
+    """Why heads have no width: model.head_dim is open, and they cannot share the width of the model."""
+    return width_problems(config) if config.head_dim is None else []
+
+
 def head_problems(config: ModelConfig) -> list[str]:
-    """Why heads cannot share the width of the model, or have no rotary positions."""
-    dim, heads = config.model_dim, config.num_heads
-    if problems := width_problems(config):
+    """Why the heads of multi-head attention have no width, or no rotary positions."""
+    if problems := head_width_problems(config):
         return problems
-    if config.rotary and dim // heads % 2:
-        return [f"model.rotary pairs dimensions: the head width {dim} / {heads} must be even"]
+    if config.rotary and config.head_width % 2:
+        width = f"{config.model_dim} / {config.num_heads}" if config.head_dim is None else f"{config.head_dim}"
+        return [f"model.rotary pairs dimensions: the head width {width} must be even"]
     return []
 
 

@@ -197,11 +197,11 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         key_width: int | None = None,
         scale_offsets: bool = False,
     ):
-        """H heads of width D / H, `key_width` for queries and keys; the core must support fewer heads of keys."""
-        dim = config.model_dim
+        """H heads of width K, `key_width` for queries and keys; the core must support fewer heads of keys."""
+        dim, joined = config.model_dim, config.num_heads * config.head_width
         self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.pair_scaling)
         self.heads, self.key_heads = config.num_heads, key_heads or config.num_heads
-        self.value_width = dim // self.heads
+        self.value_width = config.head_width
         self.key_width = key_width or self.value_width
         # Grouped-query attention: keys and values may have fewer heads than the queries.
         widths = {
@@ -209,9 +209,9 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
             "key": self.key_heads * self.key_width,
             "value": self.key_heads * self.value_width,
         }
-        self.projection_weights = dim * (dim + sum(widths.values()))
+        self.projection_weights = dim * (joined + sum(widths.values()))
         self.query, self.key, self.value = (Dense(dim, width, config, rngs=rngs) for width in widths.values())
-        self.output = Output(dim, dim, config, rngs=rngs)
+        self.output = Output(joined, dim, config, rngs=rngs)
         self.convolutions = short_convolutions(widths, config, convolution)
         width = (self.heads, self.key_width)
 

@@ -107,14 +107,15 @@ class CrossAttention(CrossSublayer):
     """Multi-head cross attention ("Attention Is All You Need", section 3.2.3), with softmax or linear attention."""
 
     def __init__(self, config: ModelConfig, options: CrossOptions, core: CrossCore, *, rngs: nnx.Rngs):
-        """H heads of width D / H."""
-        # Queries from the decoder, keys and values from the encoder, all of width D.
+        """H heads of width model.head_dim, or else D / H."""
+        # Queries from the decoder, keys and values from the encoder.
         dim = config.model_dim
         self.core, self.heads, self.memory_length = core, options.heads, config.max_length
-        self.key_width = self.value_width = dim // self.heads
-        self.projection_weights = 4 * dim**2
-        self.query, self.key, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
-        self.output = Output(dim, dim, config, rngs=rngs)
+        self.key_width = self.value_width = config.head_dim or dim // self.heads
+        joined = self.heads * self.value_width
+        self.projection_weights = 4 * dim * joined
+        self.query, self.key, self.value = (Dense(dim, joined, config, rngs=rngs) for _ in range(3))
+        self.output = Output(joined, dim, config, rngs=rngs)
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 
     def queries(self, x_BxLxD: jax.Array) -> tuple[jax.Array, Any]:
