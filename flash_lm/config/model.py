@@ -89,6 +89,12 @@ class ModelConfig(Group, name="model"):
         "is small at initialisation, else depth",
         one_of("as_init", "depth"),
     )
+    biases: str = key(
+        "none",
+        "linear maps of the layers that have a bias, zero at the start: none, qkv (those to queries, keys and values "
+        "of multi-head attention, as in Qwen2) or all (as in GPT-2 and BERT)",
+        one_of("none", "qkv", "all"),
+    )
     norm: str = key(None, "open: from the family", one_of("layer", "rms", "scale"))
     norm_epsilon: float = key(1e-6, "added under the square root of a norm", above(0))
     absolute_positions: str = key(
@@ -139,8 +145,8 @@ class ModelConfig(Group, name="model"):
     param_dtype: str = key("float32", "dtype of parameters", one_of(*DTYPES))
     grad_dtype: str = key(
         None,
-        "dtype in which devices add up their gradients of projections; those of the embedding, of gains and of offsets "
-        "are float32; open: model.dtype",
+        "dtype in which devices add up their gradients of projections; those of the embedding, of gains, of offsets "
+        "and of biases are float32; open: model.dtype",
         one_of(*DTYPES),
     )
     scan_layers: bool = key(

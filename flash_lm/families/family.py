@@ -181,11 +181,15 @@ def _unread_problems(config: ModelConfig) -> list[str]:
     """Sentences on keys of the model's shape that are set, and that none of its layers reads."""
     encoder = [config.encoder] if config.encoder else []
     unread = unused_keys([*config.families, *encoder], config[CrossOptions].kind if encoder else None)
-    return [
+    problems = [
         f"model.{key}={config.get(key)} has no meaning in {config.label}, whose layers do not read it: leave it open"
         for key in _SHAPE_KEYS
         if config.get(key) is not None and f"model.{key}" in unread
     ]
+    # Whatever has maps to queries, keys and values of heads can normalise them.
+    if config.biases == "qkv" and "model.query_key_norm" in unread:
+        problems.append(f"model.biases=qkv has no meaning in {config.label}, without multi-head attention: set all")
+    return problems
 
 
 def complete_config(config: Config) -> Config:

@@ -24,7 +24,7 @@ from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.decayed_core import first_rates, first_steps, from_either_end
-from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.dense import NEVER, Dense, Output
 from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import normal_heads
@@ -116,7 +116,7 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         vector = lambda x: nnx.Param(x.astype(jnp.dtype(config.param_dtype)), **VECTORS)
         self.gain = vector(jnp.ones(self.value_width))
         # The decay is parametrised as in Mamba-2, with log_rate as its A_log and step_bias as its dt_bias.
-        self.step_size = Dense(dim, self.heads, config, rngs=rngs) if options.decay else None
+        self.step_size = Dense(dim, self.heads, config, rngs=rngs, biased=NEVER) if options.decay else None
         if options.decay:
             self.log_rate = vector(first_rates(self.heads, rngs))
             self.step_bias = vector(first_steps(self.heads, rngs))

@@ -24,7 +24,7 @@ from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
 from flash_lm.layers.decayed_core import from_either_end
-from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.dense import NEVER, Dense, Output
 from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
 from flash_lm.layers.norms import normal_heads
@@ -108,8 +108,8 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
         self.value = Dense(dim, dim, config, rngs=rngs)
         self.gate = Dense(dim, dim, config, rngs=rngs)
         # The decay has a low-rank projection, as in the paper.
-        self.decay_down = Dense(dim, rank, config, rngs=rngs)
-        self.decay_up = Dense(rank, keys, config, rngs=rngs)
+        self.decay_down = Dense(dim, rank, config, rngs=rngs, biased=NEVER)
+        self.decay_up = Dense(rank, keys, config, rngs=rngs, biased=NEVER)
         self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": dim}, config, convolution)
         # A bias of the decay, and the gain of the norm before the gate.

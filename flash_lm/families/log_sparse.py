@@ -126,6 +126,11 @@ def _problems(config: ModelConfig) -> list[str]:
         )
     if options.convolution == "full" and not config.short_convolution:
         problems.append("model.log_sparse.convolution=full needs model.short_convolution, its number of taps")
+    if options.convolution == "full" and config.biases != "none":
+        problems.append(
+            f"model.biases={config.biases} needs linear maps of queries and keys, in whose place "
+            "model.log_sparse.convolution=full has filters: set model.biases=none"
+        )
     return problems
 
 

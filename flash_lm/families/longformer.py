@@ -26,7 +26,7 @@ from flash_lm.layers.attention import (
 from flash_lm.layers.attention_core import Pair, PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
-from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.dense import QUERY_KEY_VALUE, Dense, Output
 from flash_lm.layers.quadratic_core import QuadraticOptions
 from flash_lm.layers.sublayer import LayerArray
 from flash_lm.ops import banded_softmax as ops
@@ -311,7 +311,7 @@ class LongformerAttention(AttentionSublayer[WindowInputs]):
         if options.global_tokens:
             self.names += ("global_query", "global_key", "global_value")
         for name in self.names:
-            setattr(self, name, Dense(dim, joined, config, rngs=rngs))
+            setattr(self, name, Dense(dim, joined, config, rngs=rngs, biased=QUERY_KEY_VALUE))
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
         if options.global_tokens:
             self.global_query_norm, self.global_key_norm = query_key_norms(config, self.key_width)

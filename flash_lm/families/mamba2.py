@@ -16,7 +16,7 @@ from flash_lm.layers.attention_core import UndecodableCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
 from flash_lm.layers.decayed_core import DecayedCore, DecayedInputs, first_rates, first_steps
-from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.dense import NEVER, Dense, Output
 from flash_lm.layers.linear_core import chunk_work
 from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.parameter import VECTORS
@@ -102,8 +102,9 @@ class StateSpaceUnit(AttentionSublayer[Any]):
         self.gate = Dense(dim, width, config, rngs=rngs)
         self.value = Dense(dim, width, config, rngs=rngs)
         self.shared = Dense(dim, shared, config, rngs=rngs)
-        self.step_size = Dense(dim, ways * self.heads, config, rngs=rngs)
-        self.skip_map = None if config.causal else Dense(width, self.heads, config, rngs=rngs)
+        # Δ and the skip have biases of their own, step_bias and skip.
+        self.step_size = Dense(dim, ways * self.heads, config, rngs=rngs, biased=NEVER)
+        self.skip_map = None if config.causal else Dense(width, self.heads, config, rngs=rngs, biased=NEVER)
         self.output = Output(width, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"value": width, "shared": shared}, config)
         self.norm = RMSNorm(config, width)

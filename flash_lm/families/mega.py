@@ -21,7 +21,7 @@ from flash_lm.layers.attention import (
 )
 from flash_lm.layers.attention_core import Pairs
 from flash_lm.layers.context import Context
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import NEVER, Dense
 from flash_lm.layers.mixed_chunk_core import ChunkOptions, MixedChunkCore
 from flash_lm.layers.norms import NORMS
 from flash_lm.layers.parameter import VECTORS
@@ -152,7 +152,8 @@ class MegaUnit(AttentionSublayer[Pairs]):
         self.value, self.gate = (Dense(dim, expanded, config, rngs=rngs) for _ in range(2))
         self.shared = Dense(dim, shared, config, rngs=rngs)
         self.update, self.candidate = (Dense(dim, dim, config, rngs=rngs) for _ in range(2))
-        self.output = Dense(expanded, dim, config, rngs=rngs)  # into the candidate, not the residual stream
+        # Into the candidate, which has a bias, and not into the residual stream.
+        self.output = Dense(expanded, dim, config, rngs=rngs, biased=NEVER)
         self.variants = ScaleOffsets(first_scales(core.pair_scaling, (shared,), config, of_one_source=True, rngs=rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:

@@ -15,7 +15,7 @@ from flash_lm.families.sublayer_spec import SublayerSpec, times, width_problems
 from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
-from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.dense import NEVER, Dense, Output
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.positions import replicate
 from flash_lm.ops import transformer_xl as ops
@@ -99,7 +99,8 @@ class SegmentAttention(AttentionSublayer[SegmentInputs]):
         self.key_width = self.value_width = dim // self.heads
         self.projection_weights = 4 * dim * dim
         self.query, self.key, self.value = (Dense(dim, dim, config, rngs=rngs) for _ in range(3))
-        self.distance = Dense(dim, dim, config, rngs=rngs)
+        # A bias would add the same number to all scores of a query, which leaves their softmax as it is.
+        self.distance = Dense(dim, dim, config, rngs=rngs, biased=NEVER)
         self.output = Output(dim, dim, config, rngs=rngs)
         # The biases u and v of the paper: of the content, and of the position.
         bias = lambda: nnx.Param(jnp.zeros((self.heads, self.key_width), jnp.dtype(config.param_dtype)), **VECTORS)

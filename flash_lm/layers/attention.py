@@ -11,7 +11,7 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.layers.attention_core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
-from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.dense import QUERY_KEY_VALUE, Dense, Output
 from flash_lm.layers.norms import RMSNorm
 from flash_lm.layers.scale_offsets import ScaleOffsets, unit_scales
 from flash_lm.layers.sublayer import State, Sublayer
@@ -210,7 +210,8 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
             "value": self.key_heads * self.value_width,
         }
         self.projection_weights = dim * (joined + sum(widths.values()))
-        self.query, self.key, self.value = (Dense(dim, width, config, rngs=rngs) for width in widths.values())
+        dense = lambda width: Dense(dim, width, config, rngs=rngs, biased=QUERY_KEY_VALUE)
+        self.query, self.key, self.value = (dense(width) for width in widths.values())
         self.output = Output(joined, dim, config, rngs=rngs)
         self.convolutions = short_convolutions(widths, config, convolution)
         width = (self.heads, self.key_width)

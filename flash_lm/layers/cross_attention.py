@@ -17,7 +17,7 @@ from flash_lm.layers.attention import (
 )
 from flash_lm.layers.context import Context
 from flash_lm.layers.cross_core import CrossCore
-from flash_lm.layers.dense import Dense, Output
+from flash_lm.layers.dense import QUERY_KEY_VALUE, Dense, Output
 from flash_lm.layers.scale_offsets import ScaleOffsets, first_scales
 from flash_lm.layers.sublayer import State, Sublayer
 from flash_lm.ops.activations import gated, silu
@@ -114,7 +114,8 @@ class CrossAttention(CrossSublayer):
         self.key_width = self.value_width = config.head_dim or dim // self.heads
         joined = self.heads * self.value_width
         self.projection_weights = 4 * dim * joined
-        self.query, self.key, self.value = (Dense(dim, joined, config, rngs=rngs) for _ in range(3))
+        dense = lambda: Dense(dim, joined, config, rngs=rngs, biased=QUERY_KEY_VALUE)
+        self.query, self.key, self.value = (dense() for _ in range(3))
         self.output = Output(joined, dim, config, rngs=rngs)
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 

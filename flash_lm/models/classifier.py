@@ -11,7 +11,7 @@ from flax import nnx
 from flash_lm.config.keys import at_least, key, one_of, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
-from flash_lm.layers.dense import Dense
+from flash_lm.layers.dense import NEVER, Dense
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.models.output_heads import HeadInputs, HeadKind, Losses, register_head, weighted_sum
 
@@ -58,7 +58,7 @@ class Classifier(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """Initialises the map by config.init; the bias is zero."""
         count = _count(config)
-        self.map = Dense(config.model_dim, count, config, rngs=rngs)
+        self.map = Dense(config.model_dim, count, config, rngs=rngs, biased=NEVER)  # whatever model.biases
         self.bias = nnx.Param(jnp.zeros(count, jnp.dtype(config.param_dtype)), **VECTORS)
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 from flash_lm.config.keys import at_least, key, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import HEADS
-from flash_lm.layers.dense import EMBEDDING_INITS, Dense
+from flash_lm.layers.dense import EMBEDDING_INITS, NEVER, Dense
 from flash_lm.ops.cross_entropy import cross_entropy, soft_capped, token_scores
 from flash_lm.ops.logistics import VALUES, mixture_log_probs
 
@@ -200,7 +200,7 @@ def _numbers(config: ModelConfig) -> int:
 
 
 def _mixture(config: ModelConfig, rngs: nnx.Rngs) -> dict[str, nnx.Module]:
-    return {"mixture": Dense(config.model_dim, _numbers(config), config, rngs=rngs)}
+    return {"mixture": Dense(config.model_dim, _numbers(config), config, rngs=rngs, biased=NEVER)}
 
 
 def _logistics(model: Any) -> LogisticsHead:

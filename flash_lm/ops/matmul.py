@@ -96,6 +96,24 @@ def _project_backward(grad_dtype, kernel_dtype, kept, d_NxM):
 _project.defvjp(_project_forward, _project_backward)
 
 
+@jax.custom_vjp
+def add_bias(y_NxM: jax.Array, bias_M: jax.Array) -> jax.Array:
+    """Sum y + b, in the dtype of y.
+
+    Args:
+        y_NxM: one dimension of tokens.
+        bias_M: b; it is rounded to the dtype of y, and its gradient, a sum over all tokens, is not.
+    """
+    return y_NxM + bias_M.astype(y_NxM.dtype)[None]
+
+
+def _bias_backward(bias_M, d_NxM):
+    return d_NxM, sum_axis(d_NxM, -2)[0].astype(bias_M.dtype)
+
+
+add_bias.defvjp(lambda y_NxM, bias_M: (add_bias(y_NxM, bias_M), bias_M), _bias_backward)
+
+
 def sum_axis(x_xLxM: jax.Array, axis: int) -> jax.Array:
     """Σ over the last dimension but one (-2) or the last (-1), which stays with size 1; float32.
 

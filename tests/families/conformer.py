@@ -26,7 +26,7 @@ def closing_half_step(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndar
 
 def convolution_module(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """swish(Norm(depthwise(GLU(x)))) W."""
-    glu = x_LxD @ p["value"]["kernel"] / (1 + np.exp(-x_LxD @ p["gate"]["kernel"]))
+    glu = x_LxD @ p["value"]["kernel"] / (1 + np.exp(-(x_LxD @ p["gate"]["kernel"])))
     convolved = convolve(glu, p["convolutions"]["value"], row.sees, settings.causal)
     normal = normalise(settings.norm, convolved, p["norm"], settings.norm_epsilon)
     return silu(normal) @ p["output"]["kernel"]

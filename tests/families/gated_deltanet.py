@@ -28,7 +28,7 @@ def gated_delta(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
     """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2024, figure 1); bidirectional: odd heads run backwards."""
     count, length = settings.num_heads, len(x_LxD)
     q, k, v = (split_heads(silu(project(x_LxD, p, name, row, settings)), count) for name in ("query", "key", "value"))
-    beta = (2 if settings.delta.negative_eigenvalues else 1) / (1 + np.exp(-x_LxD @ p["beta"]["kernel"]))
+    beta = (2 if settings.delta.negative_eigenvalues else 1) / (1 + np.exp(-(x_LxD @ p["beta"]["kernel"])))
     logs = np.zeros_like(beta)
     if settings.delta.decay:
         logs = -np.exp(p["log_rate"]) * softplus(x_LxD @ p["step_size"]["kernel"] + p["step_bias"])

@@ -34,7 +34,7 @@ def long_short_attention(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.n
     attention_settings = SimpleNamespace(**{**vars(settings), "num_heads": long, "num_kv_heads": long})
     attended = softmax_attention(x_LxD[:, :width], p, row, attention_settings)
     short = x_LxD[:, width:]
-    glu = short @ p["short_value"]["kernel"] / (1 + np.exp(-short @ p["short_gate"]["kernel"]))
+    glu = short @ p["short_value"]["kernel"] / (1 + np.exp(-(short @ p["short_gate"]["kernel"])))
     short_heads = settings.num_heads - long
     convolved = np.zeros_like(glu)
     for t in range(len(glu)):

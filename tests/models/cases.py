@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from flax import nnx
 from oracles import families as oracle_families
+from oracles.biases import with_biases
 from oracles.language_model import language_model
 
 from flash_lm import build_model
@@ -147,7 +148,7 @@ class Case:
         """Computes the oracle's logits in float64."""
         params = to_float64(self.params if params is None else params, self._constants)
         inputs = tokens() if inputs is None else inputs
-        return language_model(params, self.settings, inputs, segment_ids, positions, visit, prefix)
+        return language_model(with_biases(params), self.settings, inputs, segment_ids, positions, visit, prefix)
 
     def influence(self, segment_ids: np.ndarray | None) -> np.ndarray:
         """Size of the derivative of the loss of token t by the embedding of token u, B×L×L."""

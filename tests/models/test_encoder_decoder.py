@@ -39,7 +39,7 @@ MODELS = {
     "gau_heads": ("flash_quad", "flash_quad", "gau", {"cross.heads": 4, "cross.attention_function": "laplace"}),
     "mixed": ("linear_transformer", "linear_transformer", "softmax", {}),
     "linear": ("transformer_plus_plus", "flash", "linear", {"encoder.num_layers": 1}),
-    "heads": ("transformer_plus_plus", "transformer", "softmax", {"head_dim": 6, "num_heads": 3}),
+    "heads": ("transformer_plus_plus", "transformer_plus", "linear", {"head_dim": 6, "num_heads": 3, "biases": "qkv"}),
 }
 _SLOW = ("gau_heads", "mixed", "linear", "heads")
 each_model = pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_parameters_of_cross_attention():
         return sum(x.size for x in jax.tree.leaves(one_layer))
 
     assert count_parameters("transformer") == count_parameters("linear") == count_parameters("mixed") == 4 * dim**2
-    assert count_parameters("heads") == 4 * dim * 3 * 6
+    assert count_parameters("heads") == 4 * dim * 3 * 6 + 3 * 3 * 6  # and the biases of queries, keys and values
     assert count_parameters("gau") == 3 * dim * 2 * dim + 2 * dim * shared + 4 * shared
     assert count_parameters("gau_heads") == 3 * dim * 2 * dim + 2 * dim * shared + 4 * 4 * shared
 

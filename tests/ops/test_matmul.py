@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flash_lm.ops.matmul import matmul, project
+from flash_lm.ops.matmul import add_bias, matmul, project
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])
@@ -76,3 +76,15 @@ def test_devices_add_up_gradients_of_a_projection_in_the_asked_dtype(grad_dtype)
     assert re.search(rf"dot_general.*contracting_dims = \[0\] x \[0\].*-> tensor<(1x3|3x1)x{expected}>", lowered)
     if grad_dtype == "float32":
         np.testing.assert_array_equal(d_kernel, np.full((1, 3), 1 + 7 * 2.0**-9))
+
+
+def test_the_gradient_of_a_bias_is_a_float32_sum():
+    """In bfloat16, a sum of ones would stop at 256."""
+    y, bias = jnp.zeros((3000, 5), jnp.bfloat16), jnp.arange(5) / 3
+    out, pull = jax.vjp(add_bias, y, bias)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(out, np.broadcast_to(bias.astype(jnp.bfloat16), out.shape))
+    d_y, d_bias = pull(jnp.ones_like(out))
+    assert (d_y.dtype, d_bias.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_array_equal(d_bias, np.full(5, 3000))
+    np.testing.assert_array_equal(d_y, np.ones(y.shape))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from oracles.attention import Row, attend, silu, split_heads
+from oracles.biases import with_biases
 from oracles.families import complete
 from oracles.language_model import final_features
 from oracles.linear import elu_plus_one
@@ -31,7 +32,7 @@ def encoder_decoder(
         segment_ids: B×L, 0 = padding.
         source_segment_ids: B×M, the segment id of the decoder tokens that see each source token.
     """
-    settings = complete(model)
+    settings, params = complete(model), with_biases(params)
     layers = settings.encoder.num_layers or settings.num_layers
     encoder_keys = {"family": settings.encoder.family, "pattern": (), "num_layers": layers, "causal": False}
     inherited = {key: getattr(settings.encoder, key) or model[key] for key in ("norm", "absolute_positions")}
