@@ -24,6 +24,7 @@ import numpy as np
 import optax
 from safetensors.numpy import load_file
 
+from benchmarks.lib.gguf import write_gguf
 from benchmarks.lib.peers import add_python, check_python
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.run import run
@@ -75,67 +76,6 @@ class Case(NamedTuple):
     repack: Callable[[pathlib.Path, pathlib.Path, pathlib.Path], pathlib.Path] | None = None
 
 
-def _write_gguf(python: pathlib.Path, theirs: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
-    """Writes a GGUF file as llama.cpp's converter does: names, permuted queries and keys, and the tokenizer."""
-    del python
-    from gguf import GGUFWriter  # noqa: PLC0415 (an extra)
-
-    settings = json.loads((theirs / "config.json").read_text())
-    kind = settings["model_type"]
-    heads, shared = settings["num_attention_heads"], settings["num_key_value_heads"]
-    writer = GGUFWriter(out / "model.gguf", kind)
-    for add, value in (
-        (writer.add_embedding_length, settings["hidden_size"]),
-        (writer.add_block_count, settings["num_hidden_layers"]),
-        (writer.add_feed_forward_length, settings["intermediate_size"]),
-        (writer.add_head_count, heads),
-        (writer.add_head_count_kv, shared),
-        (writer.add_context_length, settings["max_position_embeddings"]),
-        (writer.add_layer_norm_rms_eps, settings["rms_norm_eps"]),
-        (writer.add_rope_freq_base, settings["rope_parameters"]["rope_theta"]),
-        (writer.add_key_length, settings.get("head_dim") or settings["hidden_size"] // heads),
-        (writer.add_tokenizer_model, "gpt2"),
-        (writer.add_tokenizer_pre, "gpt-2"),
-        (writer.add_token_list, [f"<{i}>" for i in range(settings["vocab_size"])]),
-        (writer.add_token_types, [3] * settings["vocab_size"]),
-        (writer.add_token_merges, []),
-        (writer.add_bos_token_id, settings["bos_token_id"]),
-        (writer.add_eos_token_id, settings["eos_token_id"]),
-    ):
-        add(value)
-    for name, x in load_file(theirs / "model.safetensors").items():
-        count = {"q_proj": heads, "k_proj": shared}.get(name.split(".")[-2])
-        if kind == "llama" and count:
-            # Rows i and i + K/2 of a head, which rotate together, become rows 2i and 2i + 1.
-            x = x.reshape(count, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
-        writer.add_tensor(_gguf_name(name), np.ascontiguousarray(x))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out / "model.gguf"
-
-
-def _gguf_name(name: str) -> str:
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.o_proj": "attn_output",
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-        **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
-        **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
-    }
-    stem, end = name.rsplit(".", 1)
-    if stem.startswith("model.layers."):
-        _, _, i, part = stem.split(".", 3)
-        return f"blk.{i}.{names[part]}.{end}"
-    return f"{names[stem]}.{end}"
-
-
 def _write_pickle(settings: dict[str, Any] | None, file: str, names: dict[str, str]) -> Any:
     """A writer of PyTorch's pickles with parts of names replaced; `settings`: of another config.json."""
 
@@ -178,10 +118,16 @@ CASES: dict[str, Case] = {
     ),
     "llama in bfloat16": Case("llama", _LLAMA | {"num_key_value_heads": 2, "dtype": "bfloat16"}),
     "llama with biases": Case("llama", _LLAMA | {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
-    "llama as GGUF": Case("llama", _LLAMA | {"num_key_value_heads": 2}, _write_gguf),
+    "llama as GGUF": Case(
+        "llama", _LLAMA | {"num_key_value_heads": 2}, lambda python, theirs, out: write_gguf(theirs, out / "model.gguf")
+    ),
     "qwen2": Case("qwen2", _LLAMA | {"num_key_value_heads": 2}),
     "qwen3": Case("qwen3", _LLAMA | {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}),
-    "qwen3 as GGUF": Case("qwen3", _LLAMA | {"num_key_value_heads": 2, "head_dim": 32}, _write_gguf),
+    "qwen3 as GGUF": Case(
+        "qwen3",
+        _LLAMA | {"num_key_value_heads": 2, "head_dim": 32},
+        lambda python, theirs, out: write_gguf(theirs, out / "model.gguf"),
+    ),
     "gpt2": Case("gpt2", _GPT2),
     "mamba2": Case("mamba2", _MAMBA),
     "mamba2 of its authors": Case("mamba2", _MAMBA, _write_pickle(_AS_AUTHORS, "pytorch_model.bin", MAMBA_NAMES)),
@@ -209,8 +155,8 @@ class Answer(NamedTuple):
 def ask(python: pathlib.Path, kind: str, folder: pathlib.Path, settings: dict[str, Any] | None = None) -> Answer:
     """Asks the library of a format about the model in a folder; `settings`: draws the model first."""
     _call(python, kind, folder, CONTINUED, *([json.dumps(settings)] if settings else []))
-    arrays = (np.load(folder / f"{name}.npy") for name in ("logits", "continued"))
-    return Answer(*arrays, load_file(folder / "gradients.safetensors"))
+    logits, continued = (np.load(folder / f"{name}.npy") for name in ("logits", "continued"))
+    return Answer(logits, continued, load_file(folder / "gradients.safetensors"))
 
 
 def continue_greedily(model: LoadedModel, ids_L: np.ndarray) -> np.ndarray:
@@ -232,9 +178,8 @@ def gradient_difference(model: LoadedModel, kind: str, ids_L: np.ndarray, theirs
     # A gradient has the layout of its parameter. Where an import folds arrays, the folded ones cannot be compared.
     ours = from_params(FORMATS[kind], jax.tree.map(fetch_array, jax.jit(jax.grad(loss))(model.params)))
     folded = {name for name in theirs if "pre_ln" in name or (kind == "rwkv4" and "embeddings" in name)}
-    return max(
-        float(np.abs(ours[name] - x).max() / np.abs(x).max()) for name, x in theirs.items() if name not in folded
-    )
+    both = [(ours[name], x) for name, x in theirs.items() if name not in folded]
+    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in both)
 
 
 def compare(python: pathlib.Path, name: str, folder: pathlib.Path) -> Line:

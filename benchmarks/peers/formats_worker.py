@@ -190,9 +190,9 @@ def gated_delta(settings: dict[str, Any]) -> Forward:
             layer, attention = f"model.layers.{i}", f"model.layers.{i}.attn"
             theirs = f"{layer}.linear_attn"
             get = lambda name, at=attention: arrays[f"{at}.{name}"]
-            by_head = lambda names: torch.cat([get(f"{x}_proj.weight").unflatten(0, (heads, -1)) for x in names], 1)
-            out[f"{theirs}.in_proj_qkvz.weight"] = by_head("qkvg").flatten(0, 1)
-            out[f"{theirs}.in_proj_ba.weight"] = by_head("ba").flatten(0, 1)
+            by_head = {x: get(f"{x}_proj.weight").unflatten(0, (heads, -1)) for x in "qkvgba"}
+            out[f"{theirs}.in_proj_qkvz.weight"] = torch.cat([by_head[x] for x in "qkvg"], 1).flatten(0, 1)
+            out[f"{theirs}.in_proj_ba.weight"] = torch.cat([by_head[x] for x in "ba"], 1).flatten(0, 1)
             out[f"{theirs}.conv1d.weight"] = torch.cat([get(f"{x}_conv1d.weight") for x in "qkv"])
             names = {"A_log": "A_log", "dt_bias": "dt_bias", "o_norm.weight": "norm.weight"}
             out |= {f"{theirs}.{x}": get(name) for name, x in (names | {"o_proj.weight": "out_proj.weight"}).items()}
@@ -241,6 +241,5 @@ def write_pickle(arrays: Arrays, file: pathlib.Path, parts: dict[str, str]) -> N
 if __name__ == "__main__" and sys.argv[1] == "pickle":
     write_pickle(load_file(sys.argv[2]), pathlib.Path(sys.argv[3]), json.loads(sys.argv[4]))
 elif __name__ == "__main__":
-    main(
-        sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]) if len(sys.argv) > 4 else None
-    )
+    shape = json.loads(sys.argv[4]) if len(sys.argv) > 4 else None
+    main(sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), shape)

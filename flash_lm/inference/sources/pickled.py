@@ -33,20 +33,21 @@ def _rebuild(storage: tuple[str, Any], offset: int, shape: Any, strides: Any, *_
     return _Stored(*storage, offset, tuple(shape), tuple(strides))
 
 
+_ALLOWED = {
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild,
+    ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
+    **{("torch", name): dtype for name, dtype in _STORAGES.items()},
+}
+
+
 class _TensorsOnly(pickle.Unpickler):
     """Unpickles dicts of tensors. Every other class or function is refused, since a pickle can call any."""
 
-    _ALLOWED: dict[tuple[str, str], Any] = {
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("torch._utils", "_rebuild_tensor_v2"): _rebuild,
-        ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-        **{("torch", name): dtype for name, dtype in _STORAGES.items()},
-    }
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
+        if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}"[:200])
-        return self._ALLOWED[module, name]
+        return _ALLOWED[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         kind, dtype, key, *_ = pid

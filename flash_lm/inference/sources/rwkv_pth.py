@@ -41,9 +41,8 @@ def open_rwkv(path: pathlib.Path) -> Iterator[Source]:
             raise InputError(f"{path} {has}: only RWKV-4 can be read from .pth")
         settings = _settings(arrays)
         renamed = {_their_name(name): read for name, read in arrays.items()}
-        tokenizer = next(
-            (file for x in _TOKENIZERS if (file := path.parent / x).is_file()), path.parent / _TOKENIZERS[0]
-        )
+        beside = [path.parent / name for name in _TOKENIZERS]
+        tokenizer = next((file for file in beside if file.is_file()), beside[0])
         yield Source("PyTorch's pickle", settings, renamed, dtype, lambda rows: folder_tokenizer(tokenizer, rows))
 
 
