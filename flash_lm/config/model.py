@@ -62,6 +62,11 @@ class ModelConfig(Group, name="model"):
         "values); open: D / H",
         at_least(1),
     )
+    feed_forward: str = key(
+        None,
+        "feed-forward that closes a layer: mlp (gelu) or glu (SwiGLU); open: the family's own",
+        one_of("mlp", "glu"),
+    )
     mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
     max_length: int = key(512, "tokens; bounds learned positions and the decode cache", at_least(1))
     vocab_size: int = key(None, "open: from the tokenizer", at_least(2))

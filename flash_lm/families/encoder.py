@@ -8,6 +8,7 @@ from flax import nnx
 from flash_lm.config.keys import at_least, key, one_of, section
 from flash_lm.config.model import ModelConfig
 from flash_lm.config.registry import FAMILIES
+from flash_lm.families.feed_forward import choose_feed_forward
 from flash_lm.families.sublayer_spec import SublayerSpec
 from flash_lm.layers.cross_attention import CrossAttention, CrossGatedUnit, CrossOptions, CrossSublayer
 from flash_lm.layers.cross_core import PairsCore, SumsCore
@@ -95,11 +96,12 @@ def encoder_config(config: ModelConfig) -> ModelConfig:
 def sublayer_specs(layer: ModelConfig) -> tuple[SublayerSpec, ...]:
     """The specs of a layer's sublayers: its family's, and cross attention if the model has an encoder."""
     row = FAMILIES[layer.family]
+    sublayers = choose_feed_forward(row.sublayers, layer)
     if layer.encoder is None:
-        return row.sublayers
+        return sublayers
     # Cross attention follows the sublayer that mixes the tokens.
     cut = row.mixer + 1
-    return *row.sublayers[:cut], CROSS[layer[CrossOptions].kind], *row.sublayers[cut:]
+    return *sublayers[:cut], CROSS[layer[CrossOptions].kind], *sublayers[cut:]
 
 
 def is_cross(spec: SublayerSpec) -> bool:

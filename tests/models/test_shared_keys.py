@@ -1,4 +1,4 @@
-"""Keys that many families share: the width of a head, and biases of linear maps."""
+"""Keys that many families share: the width of a head, biases of linear maps, and the feed-forward."""
 
 import dataclasses
 import functools
@@ -9,6 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from oracles import families as oracle_families
+from oracles import sizes
+from oracles.feed_forward import GLU as GLU_ORACLE
+from oracles.feed_forward import MLP as MLP_ORACLE
 from oracles.language_model import cross_entropy
 
 from flash_lm.config.experiment import parse
@@ -21,9 +25,11 @@ from flash_lm.layers.parameter import parameter_name, traits
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import make_abstract_mesh, param_shardings
 from models.cases import (
+    BATCH,
     CASE_IDS,
     CASES,
     FORM,
+    LENGTH,
     assert_close,
     case,
     real_tokens,
@@ -45,6 +51,11 @@ UNBIASED = {
 }
 # Half of these heads attend, on channels that all heads divide.
 THEIRS = {"lite_transformer": {"num_heads": 4}, "longformer": {"window.global_tokens": 2}}
+# The feed-forward that a family does not have by default; None: it has neither.
+OTHER = {
+    name: "glu" if MLP_ORACLE in row.sublayers else "mlp" if GLU_ORACLE in row.sublayers else None
+    for name, row in oracle_families.FAMILIES.items()
+}
 READERS = [name for name in FAMILIES if "model.head_dim" not in unused_keys([name])]
 QUICK = ("transformer_plus_plus", "longformer", "linear_transformer", "flash")  # softmax, a window, a sum, a unit
 each_family = pytest.mark.parametrize(
@@ -56,7 +67,8 @@ each_family = pytest.mark.parametrize(
 def build(family: str):
     """The model with all of the keys that its family reads."""
     heads = HEADS | THEIRS.get(family, {}) if family in READERS else {}
-    return case(family, FORM[family], biases="all", **heads)
+    other = {"feed_forward": OTHER[family]} if OTHER[family] else {}
+    return case(family, FORM[family], biases="all", **heads, **other)
 
 
 def lowered(model) -> str:
@@ -92,6 +104,19 @@ def test_layers_equal_their_equations(family):
     assert (loss(step) - loss(-step)) / (2 * step) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("family", ["transformer_plus_plus", "longformer", "linear_transformer"])
+def test_decoding_equals_the_equations(family):
+    """Prefill of a part, then tokens one by one, with all of the keys."""
+    model, start = build(family), 13
+    expected = model.oracle(None)
+    lengths = np.full(BATCH, start)
+    logits, state = model.prefill(model.params, tokens()[:, :start], model.init_state(), lengths)
+    assert_close(logits, expected[:, :start], 1e-5)
+    for t in range(start, LENGTH):
+        logits, state = model.step(model.params, tokens()[:, t], state)
+        assert_close(logits, expected[:, t], 1e-5, f"token {t}")
+
+
 @pytest.mark.parametrize("family", READERS)
 def test_flops_count_each_weight_of_the_maps(family):
     mixer = build(family).abstract.layers.sublayers[FAMILIES[family].mixer]
@@ -100,7 +125,7 @@ def test_flops_count_each_weight_of_the_maps(family):
     assert mixer.projection_weights == sum(of_a_layer)
 
 
-@pytest.mark.parametrize("family", READERS)
+@pytest.mark.parametrize("family", ["longformer", "linear_transformer"])
 def test_the_width_that_is_open(family):
     """The same program."""
     shape = {"model_dim": 32, "num_heads": 2}
@@ -191,6 +216,38 @@ def test_biases_are_zero_at_the_start_and_are_not_decayed():
     updates, _ = optimizer.update(zeros, optimizer.init(ones), ones, learning_rate=jnp.float32(0.1))
     for name in ("up", "down"):
         assert (updates[name]["kernel"] < 0).all() and not updates[name]["bias"].any()
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if OTHER[name]])
+def test_the_other_feed_forward(family):
+    """Its parameters and FLOPs are those of the closed forms, whose width follows the choice."""
+    default, other = case(family, FORM[family]), case(family, FORM[family], feed_forward=OTHER[family])
+    explicit = case(family, FORM[family], feed_forward=default.settings.feed_forward)
+    assert jax.tree.map(np.shape, explicit.params) == jax.tree.map(np.shape, default.params)
+    assert {"glu": ["down", "gate", "up"], "mlp": ["down", "up"]}[OTHER[family]] == sorted(
+        other.params["layers"]["sublayer_1"]
+    )
+    assert sum(x.size for x in jax.tree.leaves(other.params)) == sizes.parameters(other.settings)
+    assert other.abstract.flops_per_token(8) * 8 == pytest.approx(sizes.flops(other.settings, 8), rel=1e-9)
+    assert case(family, FORM[family], feed_forward=OTHER[family], mlp_dim=40).config.mlp_dim == 40
+
+
+def test_the_feed_forward_of_each_layer_that_has_one():
+    model = case("flash", True, pattern=("flash", "retnet", "conformer", "mc_tfm"), num_layers=4, feed_forward="glu")
+    kinds = [type(sublayer).__name__ for sublayer in model.abstract.layers.sublayers]
+    assert kinds[2:4] == ["Retention", "GLU"] and kinds[-1] == "GLU"
+    assert kinds.count("HalfStep") == kinds.count("ClosingHalfStep") == 1
+    widths = [layer.mlp_dim for layer in layer_configs(model.config)]
+    assert widths == [None, 64, 40, 88]  # RetNet's 2 D is its own, with either
+
+
+def test_families_without_the_choice_refuse_it():
+    assert {"flash", "mamba2", "rwkv4", "conformer"} == {
+        name.removesuffix("_quad") for name in FAMILIES if not OTHER[name]
+    }
+    for family in (name for name in FAMILIES if not OTHER[name]):
+        with pytest.raises(InputError, match=rf"^model.feed_forward=glu has no meaning in {family}, .*: leave it open"):
+            case(family, FORM[family], feed_forward="glu")
 
 
 def test_families_without_heads_of_a_width_refuse_it():

@@ -7,12 +7,21 @@ from types import SimpleNamespace
 import families
 
 from oracles import counting
-from oracles.feed_forward import GLU
-from oracles.row import Family
+from oracles.feed_forward import GLU, MLP
+from oracles.row import Family, Sublayer
 
 FAMILIES: dict[str, Family] = {}
 for _module in pkgutil.iter_modules(families.__path__):
     FAMILIES |= importlib.import_module(f"families.{_module.name}").ROWS
+
+
+_FEED_FORWARDS = {"mlp": MLP, "glu": GLU}
+
+
+def sublayers(s: SimpleNamespace) -> tuple[Sublayer, ...]:
+    """The sublayers of a layer of the settings' family, with the feed-forward of the settings."""
+    of_family = FAMILIES[s.family].sublayers
+    return tuple(_FEED_FORWARDS[s.feed_forward] if x in _FEED_FORWARDS.values() else x for x in of_family)
 
 
 def complete(model: dict) -> SimpleNamespace:
@@ -24,11 +33,13 @@ def complete(model: dict) -> SimpleNamespace:
     """
     s = SimpleNamespace(**{k: SimpleNamespace(**v) if isinstance(v, dict) else v for k, v in model.items()})
     family = FAMILIES[s.family]
+    glu = lambda s: counting.multiple_of_8(8, 3, s.model_dim)
     defaults = {
+        "feed_forward": next((name for name, x in _FEED_FORWARDS.items() if x in family.sublayers), None),
         "divides": "scores",
         "normalizer": lambda s: "count" if s.causal and s.divides == "weights" else str(s.max_length),
         "residual_init": "depth",
-        "mlp_dim": counting.multiple_of_8(8, 3, s.model_dim) if GLU in family.sublayers else 4 * s.model_dim,
+        "mlp_dim": lambda s: glu(s) if s.feed_forward == "glu" else 4 * s.model_dim,
         "short_convolution": 0,
         "norm": "layer",
         "absolute_positions": family.absolute,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from oracles.attention import Row
-from oracles.families import FAMILIES
+from oracles.families import sublayers
 from oracles.norms import normalise
 from oracles.positions import absolute_position
 from oracles.segments import offsets, visibility
@@ -77,7 +77,7 @@ def final_features(
         layer_params, i = select(params["layers"], period), 0
         for index, layer in enumerate(s.layers):
             layer.number = period * len(s.layers) + index
-            first, *rest = FAMILIES[layer.family].sublayers
+            first, *rest = sublayers(layer)
             for number, sublayer in enumerate([first, *([cross] if cross else []), *rest]):
                 replaces_residual, name = sublayer is not cross and sublayer.owns_residual, f"sublayer_{i}"
                 if sublayer is cross:

@@ -2,8 +2,7 @@
 
 from types import SimpleNamespace
 
-from oracles import counting
-from oracles.families import FAMILIES
+from oracles import counting, families
 from oracles.row import Sublayer
 
 
@@ -12,7 +11,7 @@ def parameters(s: SimpleNamespace) -> int:
     embeddings = s.vocab_size * s.model_dim * (1 if s.tie_embeddings else 2)
     positions = {"learned": s.max_length * s.model_dim, "scaled_sinusoid": 1}.get(s.absolute_positions, 0)
     norm = counting.norm_parameters(s)
-    sublayers = [(layer, sublayer) for layer in s.layers for sublayer in FAMILIES[layer.family].sublayers]
+    sublayers = [(layer, sublayer) for layer in s.layers for sublayer in families.sublayers(layer)]
     period = sum(norm + _sublayer_parameters(layer, sublayer) for layer, sublayer in sublayers)
     return embeddings + positions + s.num_layers // len(s.layers) * period + norm
 
@@ -27,7 +26,7 @@ def flops(s: SimpleNamespace, length: int) -> float:
     for number in range(s.num_layers):
         layer = s.layers[number % len(s.layers)]
         layer.number = number
-        total += sum(_sublayer_flops(layer, sublayer, length) for sublayer in FAMILIES[layer.family].sublayers)
+        total += sum(_sublayer_flops(layer, sublayer, length) for sublayer in families.sublayers(layer))
     return total
 
 
