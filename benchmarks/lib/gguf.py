@@ -42,7 +42,7 @@ def write_gguf(folder: pathlib.Path, file: pathlib.Path, tokenizer: dict[str, An
     writer.add_layer_norm_rms_eps(settings["rms_norm_eps"])
     writer.add_rope_freq_base(settings["rope_parameters"]["rope_theta"])
     words = [f"<{i}>" for i in range(settings["vocab_size"])]
-    about = {"model": "gpt2", "pre": "gpt-2", "tokens": words, "token_type": [3] * len(words), "merges": ["a b"]}
+    about = {"model": "gpt2", "pre": "gpt-2", "tokens": words, "token_type": [3] * len(words)}
     about |= {"bos_token_id": settings["bos_token_id"], "eos_token_id": settings["eos_token_id"]}
     for name, value in (tokenizer or about).items():
         add = writer.add_array if isinstance(value, list) else None

@@ -6,7 +6,6 @@
 For each format it reports the largest difference of the logits, relative to the largest logit, of the import and of the
 export; the largest difference of the gradients of one row, relative to the largest gradient of each array; and whether
 both libraries continue a text with the same 64 tokens. Weights have the dtype of the file; computation is in float32.
---golden=tests/golden/formats writes the models of the tests, with logits of those classes, instead.
 """
 
 import argparse
@@ -80,7 +79,7 @@ def _write_pickle(settings: dict[str, Any] | None, file: str, names: dict[str, s
     """A writer of PyTorch's pickles with parts of names replaced; `settings`: of another config.json."""
 
     def repack(python: pathlib.Path, theirs: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
-        _call(python, "pickle", theirs / "model.safetensors", out / file, json.dumps(names))
+        call(python, "pickle", theirs / "model.safetensors", out / file, json.dumps(names))
         shutil.copy(theirs / "tokenizer.json", out)
         if settings is None:
             return out / file
@@ -138,7 +137,8 @@ CASES: dict[str, Case] = {
 }
 
 
-def _call(python: pathlib.Path, *words: Any) -> None:
+def call(python: pathlib.Path, *words: Any) -> None:
+    """Runs the worker; raises RunError with the last line that it said."""
     done = subprocess.run([python, WORKER, *map(str, words)], env=user_environment(), capture_output=True, text=True)
     if done.returncode:
         raise RunError(f"{words[1]}: {(done.stderr.strip() or 'nothing was said').splitlines()[-1]}")
@@ -154,7 +154,7 @@ class Answer(NamedTuple):
 
 def ask(python: pathlib.Path, kind: str, folder: pathlib.Path, settings: dict[str, Any] | None = None) -> Answer:
     """Asks the library of a format about the model in a folder; `settings`: draws the model first."""
-    _call(python, kind, folder, CONTINUED, *([json.dumps(settings)] if settings else []))
+    call(python, kind, folder, CONTINUED, *([json.dumps(settings)] if settings else []))
     logits, continued = (np.load(folder / f"{name}.npy") for name in ("logits", "continued"))
     return Answer(logits, continued, load_file(folder / "gradients.safetensors"))
 

@@ -34,7 +34,7 @@ def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
     width = 4 * dim if width is None else width
     if not is_a(int, width):
         return {}, [f"n_inner={width}"]
-    return {"mlp_dim": width, "num_kv_heads": heads, "head_dim": dim // heads}, []
+    return {"mlp_dim": width, "num_kv_heads": heads}, []
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
@@ -43,8 +43,11 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    usual = {"num_kv_heads": config.num_heads, "head_dim": config.model_dim // config.num_heads}
-    return [f"model.{key}={config.get(key)}, not {x}" for key, x in usual.items() if config.get(key) != x]
+    wrong = {
+        "num_kv_heads": (config.num_kv_heads, config.num_heads),
+        "head_dim": (config.head_width, config.model_dim // config.num_heads),
+    }
+    return [f"model.{key}={value}, not {good}" for key, (value, good) in wrong.items() if value != good]
 
 
 def _with_prefix(arrays: Arrays) -> Arrays:

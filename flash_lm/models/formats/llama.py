@@ -80,7 +80,7 @@ def write_heads(config: ModelConfig) -> dict[str, Any]:
     """The settings that `read_heads` reads, and the dtype."""
     return {
         "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
+        "head_dim": config.head_width,
         "rope_theta": config.rotary_base,  # read by version 4 of transformers; the next by version 5
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
         "dtype": config.param_dtype,

@@ -1,0 +1,161 @@
+"""Formats of other libraries: random models of their classes, with logits of those classes, are imported and exported."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from inference.test_export import trained_model
+from safetensors.numpy import load_file, save_file
+
+import flash_lm
+from benchmarks.lib.gguf import write_gguf
+from benchmarks.peers.golden_formats import EVERY, GOLDEN, LENGTH, VOCAB
+from flash_lm.config.registry import FORMATS
+from flash_lm.errors import InputError
+from flash_lm.inference.export import export
+from flash_lm.inference.import_hf import import_with_message
+from flash_lm.inference.model import load_model
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+NAMES = sorted(path.name for path in GOLDEN.iterdir())
+FILES = {"rwkv4_pth": "model.pth"}  # what to import, if it is not the folder
+IDS = np.random.default_rng(0).integers(1, VOCAB, size=(1, LENGTH))
+
+
+def write_tokenizer(folder: pathlib.Path) -> None:
+    """A tokenizer of bytes of which only some are in the vocabulary; token 0 ends texts."""
+    words = ["<|endoftext|>", *map(chr, range(ord("A"), ord("A") + VOCAB - 1))]
+    content = {
+        "added_tokens": [{"id": 0, "content": words[0], "special": True}],
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(words)}, "merges": []},
+    }
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"][0] |= flags
+    content["decoder"] |= {"add_prefix_space": False, "trim_offsets": False, "use_regex": True}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def theirs(request, tmp_path):
+    """A copy of a golden model, with a tokenizer, to be imported or changed."""
+    folder = pathlib.Path(shutil.copytree(GOLDEN / request.param, tmp_path / "theirs"))
+    write_tokenizer(folder)
+    return folder
+
+
+def check_logits(folder: pathlib.Path, golden: str) -> None:
+    expected = np.load(GOLDEN / golden / "logits.npy")
+    difference = flash_lm.load(folder).logits(IDS)[0, ::EVERY] - expected
+    assert np.abs(difference).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("theirs", NAMES, indirect=True)
+def test_a_model_is_imported_and_written_back(theirs, request, tmp_path):
+    name = request.node.callspec.params["theirs"]
+    imported = import_with_message(theirs / FILES.get(name, ""), tmp_path / "ours")
+    assert imported.message.startswith(f"read {name.removesuffix('_pth')} from ")
+    check_logits(imported.folder, name)
+    # Back again, bit for bit, and with settings that make the same model.
+    row, trained = FORMATS[name.removesuffix("_pth")], load_model(imported.folder)
+    if row.one_way:
+        with pytest.raises(InputError, match="folds the first norm|written as mamba2"):
+            export(trained, tmp_path / "back", "mit", name.removesuffix("_pth"))
+        return
+    export(trained, tmp_path / "back", "mit", name)
+    before, after = (load_file(folder / "model.safetensors") for folder in (theirs, tmp_path / "back"))
+    assert before.keys() - {"lm_head.weight"} == after.keys() - {"lm_head.weight"}
+    assert all(before[key].tobytes() == after[key].tobytes() for key in after)
+    again = load_model(flash_lm.import_hf(tmp_path / "back", tmp_path / "again")).config.model
+    assert dataclasses.replace(again, dtype="float32") == dataclasses.replace(trained.config.model, dtype="float32")
+    card = (tmp_path / "back" / "README.md").read_text()
+    assert f"library_name: {row.library}" in card and (tmp_path / "back" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("theirs", ["llama", "qwen2", "qwen3"], indirect=True)
+def test_a_gguf_file_is_the_same_model(theirs, request, tmp_path):
+    """Queries and keys of a Llama are permuted there, keys with their own number of heads."""
+    name = request.node.callspec.params["theirs"]
+    write_gguf(theirs, tmp_path / "model.gguf")
+    message = import_with_message(tmp_path / "model.gguf", tmp_path / "ours").message
+    assert message.startswith(f"read {name} from GGUF (F32)")
+    check_logits(tmp_path / "ours", name)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "change", "message"),
+    [
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types=sliding_attention"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=True"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", {"n_inner": 3}, "mlp.c_fc.weight is \\[16, 64\\], not \\[16, 3\\]"),
+        ("mamba2", {"n_groups": 2, "use_bias": True}, "n_groups=2, use_bias=True"),
+        ("mamba2", {"num_hidden_layers": 3}, "num_hidden_layers=3 .it must be even"),
+        ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit=\\[0.0, 0.1\\]"),
+        ("mamba_ssm", {"ssm_cfg": {"layer": "Mamba2", "ngroups": 8}}, "ssm_cfg.ngroups=8"),
+        ("mamba_ssm", {"attn_layer_idx": [3]}, "attn_layer_idx=\\[3\\]"),
+        ("mamba_ssm", {"ssm_cfg": {"layer": "Mamba1"}}, "no format of flash_lm recognises"),
+        ("rwkv4", {"attention_hidden_size": 8}, "attention_hidden_size=8"),
+        ("gla", {"expand_v": 2.0, "num_kv_heads": 1}, "expand_v=2.0, num_kv_heads=1"),
+        ("gla", {"use_short_conv": False}, "also model.layers.0.attn.k_conv1d.weight"),
+        ("gated_deltanet", {"use_gate": False, "num_v_heads": 4}, "use_gate=False, num_v_heads=4"),
+    ],
+    indirect=["theirs"],
+)
+def test_what_a_format_cannot_hold_is_refused(theirs, change, message, tmp_path):
+    settings = json.loads((theirs / "config.json").read_text())
+    (theirs / "config.json").write_text(json.dumps(settings | change))
+    with pytest.raises(InputError, match=message):
+        flash_lm.import_hf(theirs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("theirs", ["qwen2"], indirect=True)
+def test_missing_and_unknown_arrays_are_listed(theirs, tmp_path):
+    arrays = load_file(theirs / "model.safetensors")
+    arrays["model.layers.0.self_attn.o_proj.bias"] = arrays.pop("model.layers.1.self_attn.q_proj.bias")
+    save_file(arrays, theirs / "model.safetensors")
+    expected = "no model.layers.1.self_attn.q_proj.bias, also model.layers.0.self_attn.o_proj.bias"
+    with pytest.raises(InputError, match=expected):
+        flash_lm.import_hf(theirs, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("keys", "form", "message"),
+    [
+        ({"family": "transformer"}, "gpt2", "model.biases=none, not all"),
+        ({"family": "transformer", "biases": "all", "head_dim": 8}, "gpt2", "model.head_dim=8, not"),
+        ({"family": "mamba2", "norm": "rms", "ssd.expanded_dim": 24}, "mamba2", "expanded_dim=24, not a multiple"),
+        ({"family": "flash"}, "llama", "model.family=flash, not transformer_plus_plus"),
+        ({"family": "flash"}, "elsewhere", "--format=elsewhere must be one of flash_lm, stablehlo, "),
+    ],
+    ids=str,
+)
+def test_what_a_format_cannot_express_is_not_written(keys, form, message, tmp_path):
+    trained = trained_model(tmp_path / "run", keys["family"], **{key: x for key, x in keys.items() if key != "family"})
+    with pytest.raises(InputError, match=message):
+        export(trained, tmp_path / "out", "mit", form)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("theirs", ["rwkv4_pth"], indirect=True)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"cos\nsystem\n(S'true'\ntR.", "posix.system|os.system"),
+        (b"\x80\x02c__builtin__\neval\nX\x01\x00\x00\x001\x85R.", "eval"),
+        (b"not a pickle", "cannot be read as tensors"),
+        (b"\x80\x02]q\x00.", "no dict of tensors"),
+    ],
+    ids=["system", "eval", "no pickle", "no dict"],
+)
+def test_a_pickle_runs_no_code(theirs, content, message, tmp_path):
+    with zipfile.ZipFile(theirs / "model.pth", "w") as file:
+        file.writestr("model/data.pkl", content)
+    with pytest.raises(InputError, match=message):
+        flash_lm.import_hf(theirs / "model.pth", tmp_path / "out")
