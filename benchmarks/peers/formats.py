@@ -165,7 +165,7 @@ def continue_greedily(model: LoadedModel, ids_L: np.ndarray) -> np.ndarray:
     engine = Engine(model.decode_params, model.mesh, end=0, allowed_V=not_the_first)
     greedy = SamplingArrays.from_sampling(Sampling(temperature=0))
     _, new = engine.advance(engine.prefill([ids_L.astype(np.int32)], CONTINUED), greedy, 0, CONTINUED)
-    return new.tokens_BxT[0]
+    return new.tokens_BxT[0, :CONTINUED]
 
 
 def gradient_difference(model: LoadedModel, kind: str, ids_L: np.ndarray, theirs: dict[str, np.ndarray]) -> float:

@@ -193,14 +193,14 @@ def copied_folder(llama, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mistral"}, "only llama"),
+        ({"model_type": "mistral"}, "model_type=mistral, which no format of flash_lm recognises"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters={'rope_type': 'yarn'}"),
         ({"rope_parameters": {"type": "linear", "factor": 4.0}}, "rope_parameters="),
         ({"rope_parameters": "linear"}, "rope_parameters=linear"),
         ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta=big"),
-        ({"head_dim": 5}, "head_dim=5"),
+        ({"head_dim": 5}, "model.rotary pairs dimensions: the head width 5 must be even"),
         ({"hidden_size": None}, "hidden_size=None"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
         ({"num_attention_heads": "4"}, "num_attention_heads=4"),
@@ -209,9 +209,9 @@ def copied_folder(llama, tmp_path):
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
         ({"vocab_size": 200}, "200 rows of embeddings for 260 tokens"),
         ({"num_hidden_layers": 7}, "no model.layers"),
-        ({"num_hidden_layers": 10**8}, "num_hidden_layers=100000000, and the weights have 20 arrays"),
+        ({"num_hidden_layers": 10**8}, "has 100,000,000 layers, and the weights have 20 arrays"),
         ({"num_hidden_layers": 1}, "also model.layers.1"),
-        ({"intermediate_size": 11}, "sublayer_1/down/kernel"),
+        ({"intermediate_size": 11}, "model.layers.0.mlp.gate_proj.weight is"),
     ],
     ids=str,
 )
@@ -228,7 +228,7 @@ def test_biases_and_missing_files_are_refused(llama, copied_folder, tmp_path):
     save_file(
         arrays | {"model.layers.0.self_attn.q_proj.bias": np.ones(3, np.float32)}, copied_folder / "model.safetensors"
     )
-    with pytest.raises(InputError, match=r"without biases: also model.layers.0.self_attn.q_proj.bias"):
+    with pytest.raises(InputError, match=r"with this config.json: also model.layers.0.self_attn.q_proj.bias"):
         flash_lm.import_hf(copied_folder, tmp_path / "out")
     for name in ("tokenizer.json", "model.safetensors", "config.json"):
         (copied_folder / name).unlink()
@@ -242,7 +242,7 @@ def test_weights_that_do_not_fit_are_refused(copied_folder, tmp_path):
     arrays = parts(copied_folder)[0]
     index = copied_folder / "model.safetensors.index.json"
     for change, message in (
-        ({UP: arrays[UP][:-1]}, "mlp.up_proj.weight has different shapes"),
+        ({UP: arrays[UP][:-1]}, r"model.layers.1.mlp.up_proj.weight is \[47, 16\], not \[48, 16\]"),
         ({UP: arrays[UP].astype(np.int32)}, "the weights are F32, I32"),
     ):
         save_file(arrays | change, copied_folder / "model.safetensors")
