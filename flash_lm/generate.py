@@ -23,6 +23,8 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="JSON lines, with tokens and log-probabilities")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of parameters and computation; default: as trained")
     causal = parser.add_argument_group("causal language models")
+    chat_help = "the prompt is the message of a user, to be answered: for a model with a chat template"
+    causal.add_argument("--chat", action="store_true", default=None, help=chat_help)
     for name, (kind, default, help_) in CAUSAL_ONLY.items():
         shown = "" if default is None else f"; default: {default}"
         causal.add_argument(f"--{name}", type=kind, help=f"{help_}{shown}")
@@ -37,7 +39,7 @@ def flags() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> None:
-    """Continues a prompt with a run's checkpoint, fills in [MASK]s, or answers the first line of a couplet."""
+    """Continues or answers a prompt with a run's checkpoint, fills in [MASK]s, or writes the second line of a couplet."""
     arguments = flags().parse_args(argv)
     from flash_lm.cli.generate_output import render_output
     from flash_lm.runs.hosts import is_first

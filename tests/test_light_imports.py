@@ -15,6 +15,7 @@ from flash_lm.inference.export import FORMATS
 
 SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
 SLOW += (
+    "jinja2",
     "transformers",
     "huggingface_hub",
     "matplotlib",

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from flash_lm.data.chat_template import Message
 from flash_lm.errors import InputError
 from flash_lm.inference.couplets import CoupletWriter
 from flash_lm.inference.fill_in import Filler
@@ -15,7 +16,7 @@ from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, BeamSearch, Sa
 # Flags that a model of this kind does not support.
 _UNSUPPORTED_FLAGS = {
     "causal": MASKED_ONLY.keys(),
-    "masked": CAUSAL_ONLY.keys() | {field.name for field in dataclasses.fields(Sampling)},
+    "masked": CAUSAL_ONLY.keys() | {"chat"} | {field.name for field in dataclasses.fields(Sampling)},
 }
 
 
@@ -37,6 +38,7 @@ def render_output(prompt: str, flags: dict[str, Any]) -> Iterator[str]:
         raise InputError(f"--samples={set_['samples']} must be 1 or more")
     # Which flags are allowed depends on the model, so it is loaded before they are checked.
     search = _search(flags, set_)
+    _check_chat(flags)
     trained = load_model(flags["workdir"], dtype=flags["dtype"], mesh_shape=flags["mesh"])
     kind = trained.task.answers.kind
     if wrong := sorted(name for name in _UNSUPPORTED_FLAGS[kind] if flags[name] is not None):
@@ -63,6 +65,14 @@ def _search(flags: dict[str, Any], set_: dict[str, Any]) -> BeamSearch | None:
     return search
 
 
+def _check_chat(flags: dict[str, Any]) -> None:
+    """Raises InputError for flags that need --chat, or do not go with it."""
+    if flags["system"] is not None and not flags["chat"]:
+        raise InputError("--system is a message of a chat: set --chat, too")
+    if flags["continuation"] is not None and flags["chat"]:
+        raise InputError("--continuation is scored after a text, not in a chat: leave out --continuation or --chat")
+
+
 def _continue_text(
     trained: TrainedModel, prompt: str, how: Sampling | BeamSearch, flags: dict[str, Any], set_: dict[str, Any]
 ) -> Iterator[str]:
@@ -71,21 +81,25 @@ def _continue_text(
     if set_["continuation"] is not None:
         (scored,) = generator.score([prompt], [set_["continuation"]])
         return iter([_json(scored) if as_json else f"log-probability {sum(scored.log_probs):.4f} nats\n"])
+    # A continuation is printed after its prompt, a separate text alone.
+    given = trained.chat_encoder.prompt(_messages(prompt, flags["system"])) if flags["chat"] else prompt
+    before = "" if flags["chat"] or generator.of_pairs else prompt
     # A single sample is streamed; other answers are printed when all are complete.
     if isinstance(how, BeamSearch):
-        answers = generator.search([prompt], max_tokens, how)[0][:samples]
+        answers = generator.search([given], max_tokens, how)[0][:samples]
     elif samples == 1 and not as_json:
-        texts = generator.stream(prompt, max_tokens, how, seed)
-        return (text for part in ([_before(generator, prompt)], texts, ["\n"]) for text in part)
+        texts = generator.stream(given, max_tokens, how, seed)
+        return (text for part in ([before], texts, ["\n"]) for text in part)
     else:
-        answers = generator.generate([prompt] * samples, max_tokens, how, seed)
-    before = _before(generator, prompt)
+        answers = generator.generate([given] * samples, max_tokens, how, seed)
+    answers = (dataclasses.replace(one, prompt=prompt) for one in answers)
     return (_json(one) if as_json else f"{before}{one.text}\n\n" for one in answers)
 
 
-def _before(generator: Generator, prompt: str) -> str:
-    """The text to print before a continuation: the prompt; nothing if the continuation is a separate text."""
-    return "" if generator.of_pairs else prompt
+def _messages(prompt: str, system: str | None) -> list[Message]:
+    """A chat of one message of the user."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": prompt}]
 
 
 def _second_lines(
@@ -93,6 +107,8 @@ def _second_lines(
 ) -> Iterator[str]:
     """Candidates for each line of the prompt, the most likely first; below that line if the prompt has several."""
     del set_  # its defaults are those of continuations
+    if flags["chat"]:
+        raise InputError(f"{trained.name} writes second lines of couplets: leave out --chat")
     if wrong := [name for name in ("max_tokens", "continuation") if flags[name] is not None]:
         raise InputError(f"a second line is as long as the first: couplets do not support --{', --'.join(wrong)}")
     # Flags that are not set leave the writer's defaults.

@@ -5,7 +5,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,8 +22,24 @@ _LISTED = 3  # tokens that an error names
 SPACE = "▁"  # U+2581, SentencePiece's sign for a space, which others have adopted
 
 
+class Marked(NamedTuple):
+    """The tokens of a text with special tokens.
+
+    Attributes:
+        ids: (n,) int32.
+        starts: where each begins in the text, in characters, (n,).
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+
+
 class HuggingFaceTokenizer:
-    """A tokenizer with pieces of bytes ("ByteLevel", as GPT-2's) or of text with a sign for a space (as Llama's)."""
+    """A tokenizer with pieces of bytes ("ByteLevel", as GPT-2's) or of text with a sign for a space (as Llama's).
+
+    Attributes:
+        chat_template: the Jinja source that a chat of its model is written with; None: there is none.
+    """
 
     kind = "hf"
 
@@ -44,27 +60,34 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # text that spells a special token is text
         # Special tokens and the size of the vocabulary, which may have gaps.
-        self.begin, self.end = about["begin"], about["end"]
+        self.begin, self.end, self.chat_template = about["begin"], about["end"], about.get("chat_template")
         self._added = self._tokenizer.get_added_tokens_decoder()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         if not all(type(i) is int and 0 <= i < self.vocab_size for i in (self.begin, self.end)):
             raise InputError(f"begin-of-text {self.begin!r} or end-of-text {self.end!r} is no token")
+        if not isinstance(self.chat_template, str | None):
+            raise InputError(f"a chat template must be a text, not {type(self.chat_template).__name__}")
         self.mask = self.vocab_size  # these tokenizers have none: use the id after the last
         self.fingerprint = hashlib.sha256(model).hexdigest()
 
     @classmethod
-    def of(cls, tokenizer: dict[str, Any], begin: int | str, end: int | str) -> "HuggingFaceTokenizer":
+    def of(
+        cls, tokenizer: dict[str, Any], begin: int | str, end: int | str, chat_template: str | None = None
+    ) -> "HuggingFaceTokenizer":
         """Builds a tokenizer from the content of a tokenizer.json.
 
         Args:
             tokenizer: the content of tokenizer.json.
             begin: begin-of-text, as an id or a token.
             end: end-of-text, as an id or a token.
+            chat_template: Jinja source of the model's chats; None: there is none.
 
         Raises:
             InputError: not a tokenizer, or these tokens are missing.
         """
         about = {"begin": 0, "end": 0, "tokenizer": tokenizer}
+        if chat_template is not None:  # without one, files and fingerprints are those of before there were any
+            about["chat_template"] = chat_template
         made = cls(json.dumps(about).encode())
         ids = [made._tokenizer.token_to_id(x) if isinstance(x, str) else x for x in (begin, end)]
         if any(i is None or not 0 <= i < made.vocab_size for i in ids):
@@ -112,6 +135,28 @@ class HuggingFaceTokenizer:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
+    def encode_marked(self, texts: Sequence[str]) -> list["Marked"]:
+        """Tokens of texts in which the spelling of a special token means that token, as a chat template writes it."""
+        encodings = self._marking_tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            Marked(np.asarray(x.ids, np.int32), np.array([start for start, _ in x.offsets], int)) for x in encodings
+        ]
+
+    def special_tokens(self, ids: Iterable[int]) -> list[str]:
+        """The names of the special tokens among ids."""
+        return [self._added[i].content for i in map(int, ids) if i in self._added and self._added[i].special]
+
+    def token(self, i: int) -> str:
+        """How an id is spelled in a text for `encode_marked`; of use for special tokens."""
+        return self._tokenizer.id_to_token(i) or ""
+
+    @functools.cached_property
+    def _marking_tokenizer(self) -> Tokenizer:
+        """A second tokenizer, since the option is of all its calls, and threads of a service use both."""
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.encode_special_tokens = False
+        return tokenizer
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text; special tokens are left out."""
         return self._tokenizer.decode([int(i) for i in ids if i < self.vocab_size], skip_special_tokens=True)
@@ -135,7 +180,7 @@ class HuggingFaceTokenizer:
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
-        """JSON: the tokenizer.json, and the ids of begin- and end-of-text."""
+        """JSON: the tokenizer.json, the ids of begin- and end-of-text, and the chat template if there is one."""
         return self._model
 
     def tokenizer_json(self) -> str:
@@ -148,7 +193,8 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
 
     Args:
         path: a tokenizer.json or its folder; tokenizer_config.json or config.json beside it names the special tokens.
-            Without these files they are the special tokens of a usual name, such as </s>.
+            Without these files they are the special tokens of a usual name, such as </s>. The chat template is in
+            chat_template.jinja or tokenizer_config.json beside it.
 
     Raises:
         InputError: it cannot be read, or it has no end-of-text token.
@@ -167,7 +213,7 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
             f"{folder} has no end-of-text token: name it as eos_token in a tokenizer_config.json next to tokenizer.json"
         )
     # Some use the same token for begin- and end-of-text.
-    return HuggingFaceTokenizer.of(content, end if begin is None else begin, end)
+    return HuggingFaceTokenizer.of(content, end if begin is None else begin, end, _chat_template(folder, words))
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -188,6 +234,21 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object: download the model again")
     return content
+
+
+def _chat_template(folder: pathlib.Path, words: dict[str, Any]) -> str | None:
+    """The chat template of a folder, from its own file or from tokenizer_config.json; of several the default one."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise InputError(f"cannot read {file} as UTF-8 text: download the model again") from None
+    template = words.get("chat_template")
+    if isinstance(template, list):
+        named = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}
+        template = named.get("default")
+    return template
 
 
 def _usual(tokenizer: dict[str, Any], names: Sequence[str]) -> str | None:

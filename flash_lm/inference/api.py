@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from flash_lm.config.plugins import import_plugins
+from flash_lm.data.chat_template import Message
 from flash_lm.errors import InputError
 from flash_lm.inference.classify import TextClassifier
 from flash_lm.inference.fill_in import FilledIn, Filler
-from flash_lm.inference.generation import Generator
+from flash_lm.inference.generation import Generator, Prompt
 from flash_lm.inference.model import TrainedModel, load_model
 from flash_lm.inference.settings import BeamSearch, Sampling
 from flash_lm.models.attention_weights import AttentionMap, attention_weights
@@ -56,7 +57,7 @@ class TextScore:
 
 
 class LoadedModel(TrainedModel):
-    """A trained model: generates, fills in, scores, and returns logits and attention weights.
+    """A trained model: generates, chats, fills in, scores, and returns logits and attention weights.
 
     Scoring, export, the service and the harness take it, too.
 
@@ -98,18 +99,39 @@ class LoadedModel(TrainedModel):
             InputError: the model is bidirectional, a text is empty or unknown to the tokenizer, or a number is out of
                 range.
         """
+        prompts = [text] if isinstance(text, str) else list(text)
+        answers = self._continue(prompts, max_tokens, seed, settings)
+        return answers[0] if isinstance(text, str) else answers
+
+    def chat(self, messages: Sequence[Message], max_tokens: int = 200, *, seed: int = 0, **settings: float) -> str:
+        """Answers the last message of a chat, with a model that has a chat template.
+
+        Args:
+            messages: the chat so far, such as [{"role": "user", "content": "Hello"}].
+            max_tokens: largest number of new tokens.
+            seed: as of `generate`.
+            settings: as of `generate`.
+
+        Raises:
+            InputError: the model has no chat template, which a base model lacks, a message spells a special token, or
+                as `generate`.
+        """
+        return self._continue([self.chat_encoder.prompt(messages)], max_tokens, seed, settings)[0]
+
+    def _continue(self, prompts: Sequence[Prompt], max_tokens: int, seed: int, settings: dict[str, float]) -> list[str]:
+        """The text after each prompt."""
         # The settings select the method: any field of BeamSearch means a search.
         names = {kind: [field.name for field in dataclasses.fields(kind)] for kind in (BeamSearch, Sampling)}
         kind = BeamSearch if settings.keys() & names[BeamSearch] else Sampling
         if wrong := [name for name in settings if name not in names[kind]]:
             kind_name = "a beam search" if kind is BeamSearch else "sampling"
             raise InputError(f"unknown setting {', '.join(wrong)}: {kind_name} has {', '.join(names[kind])}")
-        prompts, options = [text] if isinstance(text, str) else list(text), kind(**settings)  # type: ignore[arg-type]
+        options = kind(**settings)  # type: ignore[arg-type]
         if isinstance(options, BeamSearch):
             rows = [answers[0] for answers in self._generator.search(prompts, max_tokens, options)]
         else:
             rows = self._generator.generate(prompts, max_tokens, options, seed)
-        return rows[0].text if isinstance(text, str) else [row.text for row in rows]
+        return [row.text for row in rows]
 
     def classify(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, float]]:
         """The probability of each label, for each text, or each pair if the model was trained on pairs.

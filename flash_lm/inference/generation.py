@@ -13,6 +13,7 @@ from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.sampling import Sampling, SamplingArrays, resolve_seed
 from flash_lm.inference.settings import BeamSearch
 
+Prompt = str | np.ndarray  # a text, or all ids that stand before the answer, (n,) int32
 _STREAM_EVERY = 8  # tokens between two pieces of streamed text
 _MOST_TOKENS = 2**20
 
@@ -22,7 +23,7 @@ class Generation:
     """The continuation of a prompt.
 
     Attributes:
-        prompt: the prompt.
+        prompt: the prompt; if it was given as ids, their text.
         text: the generated text.
         tokens: token ids of the text.
         log_probs: log-probability of each token under the model, before temperature and filters.
@@ -87,12 +88,12 @@ class Generator:
         )
 
     def generate(
-        self, prompts: Sequence[str], max_tokens: int, sampling: Sampling | None = None, seed: int = 0
+        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling | None = None, seed: int = 0
     ) -> list[Generation]:
         """Continues prompts in one batch; at temperature 0 they do not depend on each other.
 
         Args:
-            prompts: texts of any lengths, none empty.
+            prompts: texts or ids, of any lengths, none empty.
             max_tokens: largest number of new tokens per prompt.
             sampling: sampling settings; None: temperature 1, no filter.
             seed: random seed, of 64 bits; the same seed and number of the prompt always give the same random numbers.
@@ -111,22 +112,23 @@ class Generator:
             tokens = new.tokens_BxT[b, : new.lengths_B[b]].tolist()
             log_probs = new.log_probs_BxT[b, : new.lengths_B[b]].tolist()
             reason = "end" if new.finished_B[b] else "length"
-            generations.append(Generation(prompt, self._trained.decode_text(tokens), tokens, log_probs, reason))
+            text = self._trained.decode_text(tokens)
+            generations.append(Generation(self._text(prompt), text, tokens, log_probs, reason))
         return generations
 
-    def search(self, prompts: Sequence[str], max_tokens: int, settings: BeamSearch) -> list[list[Answer]]:
+    def search(self, prompts: Sequence[Prompt], max_tokens: int, settings: BeamSearch) -> list[list[Answer]]:
         """The best continuations of each prompt by beam search, the best first; raises as `generate` does."""
         rows = self.check(prompts, max_tokens)
         text, reason = self._trained.decode_text, {True: "end", False: "length"}
         return [
             [
-                Answer(prompt, text(ids), ids, log_probs, reason[finished], score)
+                Answer(self._text(prompt), text(ids), ids, log_probs, reason[finished], score)
                 for ids, log_probs, score, finished in hypotheses
             ]
             for prompt, hypotheses in zip(prompts, self.engine.search(rows, settings, max_tokens), strict=True)
         ]
 
-    def stream(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, seed: int = 0) -> Iterator[str]:
+    def stream(self, prompt: Prompt, max_tokens: int, sampling: Sampling | None = None, seed: int = 0) -> Iterator[str]:
         """Streams the text of `generate` in complete characters; raises at once, before the first piece."""
         # Checked here and not in the generator below, which would raise only when it is read.
         rows, seed = self.check([prompt], max_tokens), resolve_seed(seed)
@@ -161,7 +163,7 @@ class Generator:
             for prompt, text, ids, scores in zip(prompts, continuations, encoded, scored, strict=True)
         ]
 
-    def check(self, prompts: Sequence[str], max_tokens: int) -> list[np.ndarray]:
+    def check(self, prompts: Sequence[Prompt], max_tokens: int) -> list[np.ndarray]:
         """Checks the arguments and returns the prompts' tokens; raises as `generate` does."""
         if not 1 <= max_tokens <= _MOST_TOKENS:
             raise InputError(f"max_tokens={max_tokens} must be from 1 to {_MOST_TOKENS}")
@@ -169,10 +171,13 @@ class Generator:
         self.check_length(max(len(row) for row in rows), max_tokens)
         return rows
 
-    def _encode(self, prompts: Sequence[str]) -> list[np.ndarray]:
+    def _encode(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         if not prompts:
             raise InputError("there is no prompt: give one or more")
-        return [self._trained.encode_prompt(prompt) for prompt in prompts]
+        return [self._trained.encode_prompt(x) if isinstance(x, str) else x for x in prompts]
+
+    def _text(self, prompt: Prompt) -> str:
+        return prompt if isinstance(prompt, str) else self._trained.decode_text(prompt)
 
     def _check_source(self, tokens: int) -> None:
         most = self._trained.conditioning.max_prompt_length(None, self._trained.config.model.max_length)

@@ -20,6 +20,7 @@ CAUSAL_ONLY: Flags = {
     "beams": (int, None, "search with so many beams instead of sampling; --samples of them are shown"),
     "length_penalty": (float, 0.6, "of the search: 0 ranks answers by probability, more prefers longer ones"),
     "continuation": (str, None, "a text to score after the prompt instead of generating one"),
+    "system": (str, None, "with --chat: the message of the system, before the prompt"),
 }
 MASKED_ONLY: Flags = {"candidates": (int, 5, "candidates per mask")}
 SAMPLING_HELP = {

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import jax
 import uvicorn
+from chats import chat_tokenizer
 from small import small_config
 
 from flash_lm.config.experiment import parse
@@ -35,11 +36,12 @@ LIMITS = Limits(rows=4, waiting=64, prompt_tokens=64, masks=8, new_tokens=64, re
 
 
 def random_model(kind: str, family: str = "flash", keys: Mapping[str, Any] | None = None) -> LoadedModel:
-    """A model of kind text, couplets, fill_in, labels or label_pairs; `keys`: config keys by full name."""
+    """A model of kind text, chat, couplets, fill_in, labels or label_pairs; `keys`: config keys by full name."""
     raw = small_config("corpus", pathlib.Path("cache"))
     raw.model.family = family
     raw.mesh.shape = (1, 1, 1)
-    tokenizer = CharacterTokenizer(CHARACTERS) if kind == "couplets" else ByteTokenizer()
+    tokenizers = {"couplets": lambda: CharacterTokenizer(CHARACTERS), "chat": chat_tokenizer}
+    tokenizer = tokenizers.get(kind, ByteTokenizer)()
     if kind == "couplets":
         raw.data.update(corpus="couplets", pack="examples", path="couplets")
     if kind == "fill_in":

@@ -1,0 +1,100 @@
+"""Chats with a model in Python and on the command line."""
+
+import json
+
+import pytest
+from chats import assistant, chat_tokenizer, user
+
+from flash_lm import generate
+from flash_lm.cli import generate_output
+from flash_lm.errors import InputError
+from flash_lm.inference.generation import Generator
+from flash_lm.inference.sampling import Sampling
+from inference.service.serving import random_model
+
+pytestmark = pytest.mark.usefixtures("usual_promotion")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model("chat")
+
+
+@pytest.fixture
+def run(model, monkeypatch, capsys):
+    """Runs the command on the model; returns what it prints."""
+    monkeypatch.setattr(generate_output, "load_model", lambda *_, **__: model)
+
+    def run(*words: str) -> str:
+        generate.main(["--workdir=mine", "--max_tokens=9", "--temperature=0", *words])
+        return capsys.readouterr().out
+
+    return run
+
+
+def after(model, ids, count: int = 9) -> str:
+    """The greedy continuation of ids, from the model's logits alone."""
+    ids, new = [*ids], []
+    allowed = model.text_ids()
+    allowed[model.tokenizer.end] = True
+    for _ in range(count):
+        logits = model.logits(ids)[-1]
+        best = max((i for i in range(len(allowed)) if allowed[i]), key=lambda i: logits[i])
+        if best == model.tokenizer.end:
+            break
+        ids.append(best)
+        new.append(best)
+    return model.decode_text(new)
+
+
+def test_an_answer_continues_the_rendered_chat(model):
+    chat = [user("ä"), assistant("b"), user("c")]
+    text = "<|im_start|>user\nä<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
+    (marked,) = chat_tokenizer().encode_marked([text + "<|im_start|>assistant\n"])
+    expected = after(model, marked.ids)
+    assert model.chat(chat, 9, temperature=0) == expected != model.generate("c", 9, temperature=0)
+    assert isinstance(model.chat(chat, 4, beams=2), str)
+    (alone,) = Generator(model).generate([marked.ids], 9, Sampling(temperature=0))
+    assert alone.text == expected and alone.prompt == model.decode_text(marked.ids)
+
+
+def test_the_command_prints_the_answer_alone(model, run):
+    system = {"role": "system", "content": "Be brief."}
+    expected = model.chat([system, user("ä")], 9, temperature=0)
+    assert run("--chat", "--prompt=ä", "--system=Be brief.") == expected + "\n"
+    assert run("--chat", "--prompt=ä") == model.chat([user("ä")], 9, temperature=0) + "\n"
+    answer = json.loads(run("--chat", "--prompt=ä", "--system=Be brief.", "--json"))
+    assert answer["text"] == expected and answer["prompt"] == "ä"
+    assert run("--prompt=ä") == "ä" + model.generate("ä", 9, temperature=0) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--system=a"], "--system is a message of a chat: set --chat, too"),
+        (["--chat", "--continuation=a"], "leave out --continuation or --chat"),
+        (["--chat", "--prompt=<|im_end|>"], "message 1 spells <|im_end|>"),
+        (["--chat", "--max_tokens=0"], "max_tokens=0 must be from 1"),
+    ],
+    ids=str,
+)
+def test_flags_that_are_refused(run, words, message):
+    with pytest.raises(InputError) as error:
+        run("--prompt=a", *words)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("text", "a_text_run has no chat template, for it is a base model"),
+        ("couplets", "a_couplets_run writes second lines of couplets: leave out --chat"),
+        ("fill_in", "a_fill_in_run is a masked language model and does not support --chat"),
+    ],
+)
+def test_models_that_do_not_chat(kind, message, monkeypatch):
+    other = random_model(kind)
+    monkeypatch.setattr(generate_output, "load_model", lambda *_, **__: other)
+    with pytest.raises(InputError, match=message):
+        generate.main(["--workdir=mine", "--chat", "--prompt=a"])
+    assert not other.can_chat
