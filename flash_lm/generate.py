@@ -39,7 +39,7 @@ def flags() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> None:
-    """Continues or answers a prompt with a run's checkpoint, fills in [MASK]s, or writes the second line of a couplet."""
+    """Continues or answers a prompt with a run's checkpoint, fills in [MASK]s, or writes second lines of couplets."""
     arguments = flags().parse_args(argv)
     from flash_lm.cli.generate_output import render_output
     from flash_lm.runs.hosts import is_first

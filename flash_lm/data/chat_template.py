@@ -116,7 +116,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         if time.monotonic() - self._started.at > _MOST_SECONDS:
             raise SecurityError(f"it takes over {_MOST_SECONDS:.0f} s")
 
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: D102 (as the sandbox's; keywords may have any name)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        """The sandbox's check of each call, after one of time; keyword arguments of a template may have any name."""
         args[0].check_time()
         return ImmutableSandboxedEnvironment.call(*args, **kwargs)
 

@@ -12,7 +12,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.sse import format_sse_event
 
 from flash_lm.inference.model import TrainedModel
-from flash_lm.inference.service.completion_routes import add_completions, add_models
+from flash_lm.inference.service.chat_completions import ChatCompletions
+from flash_lm.inference.service.completion_routes import add_chat, add_completions, add_models
 from flash_lm.inference.service.completions import Completions
 from flash_lm.inference.service.limits import Limits
 from flash_lm.inference.service.metrics import Metrics
@@ -109,6 +110,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), 
         most_prompt_tokens=limits.max_prompt_tokens(trained),
         most_new_tokens=limits.new_tokens if longest is None else min(limits.new_tokens, longest - 1),
         of_pairs=config.data.pairs,
+        chat=trained.can_chat,
         state_bytes=service.state_bytes,
     )
 
@@ -151,6 +153,7 @@ def build_app(trained: TrainedModel, limits: Limits, names: Sequence[str] = (), 
     add_models(app, trained)
     if isinstance(service, TextService):
         add_completions(app, Completions(trained, service, limits), trained, limits)
+        add_chat(app, ChatCompletions(trained, service, limits), trained, limits)
     return app
 
 

@@ -23,39 +23,19 @@ class StreamOptions(Asked):
     include_obfuscation: Literal[False] = Field(False, description="not supported")
 
 
-class CompletionAsked(SamplingAsked):
-    """Texts to continue.
+class GeneratedAsked(SamplingAsked):
+    """What requests for a continuation and for an answer in a chat share."""
 
-    `top_k`, `min_p` and `repetition_penalty` are not of OpenAI's API. Fields of that API that are not supported may
-    only have the value that has no effect.
-    """
-
-    prompt: Prompt = Field(description="ids that do not begin with begin-of-text get it in front, as texts do")
     model: str | None = Field(None, max_length=1000, description="as /v1/models names it; default: what is served")
-    max_tokens: int = Field(16, ge=0, le=2**20, description="new tokens")
     n: int = Field(1, ge=1, le=64, description="samples of each prompt")
     seed: Seed | None = Field(None, description="random seed of sampling; default: another one for each request")
-    echo: bool = Field(False, description="the prompt stands in front of the text")
-    logprobs: int | None = Field(
-        None, ge=0, le=MOST_TOP, description="log-probability of each token, and of so many likeliest; not streamed"
-    )
     stop: str | list[str] | None = Field(None, description="the text ends before the first of these texts")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    best_of: int | None = Field(None, ge=1, description="only n is supported")
     presence_penalty: Zero = Field(0.0, description="not supported")
     frequency_penalty: Zero = Field(0.0, description="not supported")
     logit_bias: dict[str, Zero] = Field({}, description="not supported")
-    suffix: Literal[""] = Field("", description="not supported")
     user: str | None = Field(None, max_length=1000, description="not used")
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _one_kind(cls, prompt: Any) -> Any:
-        """Raises one sentence, instead of one per kind of prompt."""
-        if not any(fits(prompt) for fits in (_is_text, _are(_is_text), _are_ids, _are(_are_ids))):
-            raise ValueError(_PROMPT)
-        return prompt
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -68,15 +48,45 @@ class CompletionAsked(SamplingAsked):
         return stop
 
     @property
+    def stops(self) -> list[str]:
+        """The stop texts."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the last event of a stream has the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionAsked(GeneratedAsked):
+    """Texts to continue.
+
+    `top_k`, `min_p` and `repetition_penalty` are not of OpenAI's API. Fields of that API that are not supported may
+    only have the value that has no effect.
+    """
+
+    prompt: Prompt = Field(description="ids that do not begin with begin-of-text get it in front, as texts do")
+    max_tokens: int = Field(16, ge=0, le=2**20, description="new tokens")
+    echo: bool = Field(False, description="the prompt stands in front of the text")
+    logprobs: int | None = Field(
+        None, ge=0, le=MOST_TOP, description="log-probability of each token, and of so many likeliest; not streamed"
+    )
+    best_of: int | None = Field(None, ge=1, description="only n is supported")
+    suffix: Literal[""] = Field("", description="not supported")
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_kind(cls, prompt: Any) -> Any:
+        """Raises one sentence, instead of one per kind of prompt."""
+        if not any(fits(prompt) for fits in (_is_text, _are(_is_text), _are_ids, _are(_are_ids))):
+            raise ValueError(_PROMPT)
+        return prompt
+
+    @property
     def prompts(self) -> list[str | Ids]:
         """One or more, each a text or ids."""
         prompt: Any = self.prompt
         return [prompt] if _is_text(prompt) or _are_ids(prompt) else prompt
-
-    @property
-    def stops(self) -> list[str]:
-        """The stop texts."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 def _is_text(x: Any) -> bool:

@@ -184,6 +184,7 @@ class ModelAnswer(BaseModel):
     most_prompt_tokens: int
     most_new_tokens: int
     of_pairs: bool = Field(description="whether a prompt is a first text, and the answer a second one")
+    chat: bool = Field(description="whether it has a chat template, for /v1/chat/completions")
     state_bytes: int = Field(description="decode state of one sequence of the largest length")
 
 

@@ -40,6 +40,13 @@ def text(usual_promotion):
 
 
 @pytest.fixture(scope="package")
+def chat(usual_promotion):
+    """A client of a service with a chat template."""
+    with service("chat") as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
 def couplets(usual_promotion):
     """A client of a service that answers first lines."""
     with service("couplets") as client:
