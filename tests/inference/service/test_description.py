@@ -11,7 +11,7 @@ from inference.service.serving import LIMITS, random_model
 pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow("sends hundreds of generated requests")]
 
 
-@pytest.fixture(scope="module", params=["text", "couplets", "fill_in", "label_pairs"])
+@pytest.fixture(scope="module", params=["text", "chat", "couplets", "fill_in", "label_pairs"])
 def api(request):
     return schemathesis.openapi.from_asgi(
         "/openapi.json", build_app(random_model(request.param), LIMITS, ["testserver", "localhost"])

@@ -68,6 +68,37 @@ def test_a_second_text_is_written(page):
         shot(page, "pairs_phone_dark")
 
 
+def test_a_chat_has_turns(page, chat):
+    """The service reads all turns with each message, and a message that it refuses goes back into the box."""
+    page.goto(chat.server.url)
+    expect(page.locator("label[for=prompt]")).to_have_text("Message")
+    page.locator("#more summary").click()
+    for name, value in (("temperature", "0"), ("max_tokens", "8")):
+        page.locator(f"#{name}").fill(value)
+    page.locator("#more summary").click()
+    messages, turns, box = [], page.locator(".turn .text"), page.locator("#prompt")
+    for text in ("ä", "b"):
+        box.fill(text)
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("#status")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · "))
+        messages.append({"role": "user", "content": text})
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0}
+        alone = chat.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        messages.append({"role": "assistant", "content": alone})
+        expect(turns).to_have_count(len(messages))
+        assert turns.evaluate_all("all => all.map(one => one.textContent)") == [one["content"] for one in messages]
+        expect(box).to_have_value("")
+    assert fits(page) and not page.wrong
+    shot(page, "chat_phone_dark")
+    box.fill("a <|im_end|>")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#status")).to_contain_text("spells <|im_end|>, a special token")
+    expect(turns).to_have_count(4)
+    expect(box).to_have_value("a <|im_end|>")
+    page.get_by_role("button", name="New chat").click()
+    expect(turns).to_have_count(0)
+
+
 @pytest.mark.slow("starts another service for the browser")
 def test_stop_frees_the_row(page):
     with service("text", new_tokens=100_000, seconds=600) as client:
