@@ -5,7 +5,7 @@ It imports JAX and Flax, so a registry imports it only at its first lookup.
 
 from flash_lm.config.registry import CORPORA, FAMILIES, FORMATS, HEADS, OPTIMIZERS, TASKS
 from flash_lm.data import tasks  # noqa: F401 (imported for their rows, as all of these)
-from flash_lm.data.corpora import HUGGING_FACE, STDLIB, TEXT, register_corpus
+from flash_lm.data.corpora import CHAT, HUGGING_FACE, STDLIB, TEXT, register_corpus
 from flash_lm.data.couplets import COUPLETS
 from flash_lm.data.images import IMAGES
 from flash_lm.data.synthetic.bigrams import BIGRAMS
@@ -22,6 +22,7 @@ for _name, _row in {
     "stdlib": STDLIB,
     "text": TEXT,
     "hf": HUGGING_FACE,
+    "chat": CHAT,
     "couplets": COUPLETS,
     "images": IMAGES,
     "copy": COPY,

@@ -27,7 +27,7 @@ class DataConfig(Group, name="data"):
     path: str = key(
         None,
         "text: a file, a glob or a folder of .txt files; hf: a folder, file or glob of parquet, arrow or json; "
-        "couplets and images: a folder; it may be at gs://",
+        "chat: of .jsonl; couplets and images: a folder; it may be at gs://",
     )
     mixture: tuple = key(
         (),

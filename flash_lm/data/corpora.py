@@ -20,6 +20,7 @@ class CorpusKind:
             a function of `config.data`, what a run knows of its corpus and each section; returns an ExampleCorpus.
         examples: whether each row is an example that has tokens already; otherwise text, to be tokenised and packed.
         tokenizer: of examples that are read from files: their tokenizer; None: it depends on the files.
+        uses_parent_tokenizer: of examples: whether they are written with the tokenizer of train.init_from.
         answers: what generate and serve can do with a causal model of this corpus; None: nothing.
         mixes: whether data.mixture may name several sources of it.
         reads_path: whether the corpus reads data.path.
@@ -33,6 +34,7 @@ class CorpusKind:
     load: Callable[..., Any]
     examples: bool = False
     tokenizer: Tokenizer | None = None
+    uses_parent_tokenizer: bool = False
     answers: Literal["text", "couplets", "images"] | None = "text"
     mixes: bool = False
     reads_path: bool = True
@@ -52,6 +54,12 @@ def _hugging_face(config: DataConfig) -> Any:
     from flash_lm.data.hugging_face import hugging_face  # noqa: PLC0415 (it imports pyarrow)
 
     return hugging_face(config)
+
+
+def _chats(config: DataConfig, known: Any) -> Any:
+    from flash_lm.data.chat_corpus import chats  # noqa: PLC0415 (it imports Jinja and the tokenizers)
+
+    return chats(config, known)
 
 
 def needs_path(what: str) -> Callable[[DataConfig], list[str]]:
@@ -78,6 +86,16 @@ def _hugging_face_problems(config: DataConfig) -> list[str]:
     return problems
 
 
+def _chat_problems(config: DataConfig) -> list[str]:
+    problems = needs_path("a .jsonl file, a folder of them, or a glob")(config)
+    if config.tokenizer != "hf":
+        problems.append(
+            f"data.corpus=chat needs the tokenizer of a model with a chat template, not {config.tokenizer}: set "
+            "data.tokenizer=hf and --config.train.init_from to an imported model, such as one named Instruct"
+        )
+    return problems
+
+
 def needs_one_source(config: DataConfig) -> list[str]:
     """A sentence if not just one of data.path and data.name is set."""
     if bool(config.path) != bool(config.name):
@@ -97,3 +115,4 @@ HUGGING_FACE = CorpusKind(
     labelled=lambda config: config.label_column is not None,
     paired=lambda config: config.pair_column is not None and config.label_column is None,
 )
+CHAT = CorpusKind(_chats, examples=True, uses_parent_tokenizer=True, problems=_chat_problems)

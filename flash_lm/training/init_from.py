@@ -29,7 +29,8 @@ _MACHINE_KEYS = ("kernels", "quadratic.implementation", "remat", "scan_layers")
 def parent_tokenizer(name: str, config: Any) -> Tokenizer | None:
     """The tokenizer of the model that a run on text starts from, which both must share.
 
-    None: the corpus consists of examples and has its own tokenizer; `initial_state` compares the two.
+    None: the corpus consists of examples and has its own tokenizer; `initial_state` compares the two. Chats are
+    examples that are written with the model's.
 
     Raises:
         InputError: no such model, or the config names another kind of tokenizer.
@@ -37,7 +38,8 @@ def parent_tokenizer(name: str, config: Any) -> Tokenizer | None:
     # Compare the keys that define a vocabulary: the kind, and for SentencePiece its size or file.
     folder, data = download(name).workdir, config.data
     parent_data, tokenizer = RunFolder(folder).config.data, load_tokenizer(folder / "tokenizer")
-    if data.corpus in CORPORA and CORPORA[data.corpus].examples:
+    kind = CORPORA.get(data.corpus)
+    if kind and kind.examples and not kind.uses_parent_tokenizer:
         return None
     parent_keys, run_keys = {"tokenizer": tokenizer.kind}, {"tokenizer": data.tokenizer}
     if tokenizer.kind == "sentencepiece":
