@@ -88,7 +88,7 @@ def _byte_level(
             "ignore_merges": name == "llama-bpe",  # a word that is a token stays one
         },
     }
-    return HuggingFaceTokenizer.of(content, begin, end)
+    return HuggingFaceTokenizer.of(content, begin, end, about.get("tokenizer.chat_template"))
 
 
 def _sentencepiece(
