@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def chats(config: DataConfig, known: KnownCorpus | None) -> ExampleCorpus:
     files = find_files(config.path, _ENDINGS)
     if not files:
         raise InputError(f"no file matches data.path={config.path}: give a .jsonl file, a folder of them, or a glob")
-    tokenizer = known.tokenizer if known else existing_tokenizer(config)
+    tokenizer: Any = known.tokenizer if known else existing_tokenizer(config)  # of kind hf, so there is one
     encoder = ChatEncoder(tokenizer, "the model")
     read: dict[str, list[_Chat]] = {split: [] for split in SPLITS}
     for file in files:

@@ -48,6 +48,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             _check_often(tree)
+            tree.set_environment(environment)  # of the new nodes, too
             code = environment.compile(tree)
             self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
         except Exception as error:  # a syntax error, but also one of Python for strange sources, such as deep nesting
@@ -150,7 +151,6 @@ def _check_often(tree: nodes.Template) -> None:
         loop.body.insert(0, nodes.ExprStmt(check, lineno=loop.lineno))
     for reference in tree.find_all(nodes.NSRef):
         _check_public([reference.attr])
-    tree.set_environment(tree.environment)  # of the new nodes, too
 
 
 def _check_public(names: Any) -> None:
