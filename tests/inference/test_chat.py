@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from chats import assistant, chat_tokenizer, user
 
@@ -32,27 +33,23 @@ def run(model, monkeypatch, capsys):
     return run
 
 
-def after(model, ids, count: int = 9) -> str:
-    """The greedy continuation of ids, from the model's logits alone."""
-    ids, new = [*ids], []
+def assert_greedy(model, ids, text: str) -> None:
+    """Checks that a text of bytes is what the model's logits alone continue ids with, up to its end or 9 tokens."""
+    (new,) = model.tokenizer.encode([text])
+    logits = model.logits(np.pad(np.concatenate([ids, new]), (0, 9 - len(new))))[len(ids) - 1 : len(ids) + 8]
     allowed = model.text_ids()
     allowed[model.tokenizer.end] = True
-    for _ in range(count):
-        logits = model.logits(ids)[-1]
-        best = max((i for i in range(len(allowed)) if allowed[i]), key=lambda i: logits[i])
-        if best == model.tokenizer.end:
-            break
-        ids.append(best)
-        new.append(best)
-    return model.decode_text(new)
+    best = np.where(allowed, logits, -np.inf).argmax(axis=1)[: len(new) + 1].tolist()
+    assert best[:9] == [*new, *([model.tokenizer.end] if len(new) < 9 else [])]
 
 
 def test_an_answer_continues_the_rendered_chat(model):
     chat = [user("ä"), assistant("b"), user("c")]
     text = "<|im_start|>user\nä<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
     (marked,) = chat_tokenizer().encode_marked([text + "<|im_start|>assistant\n"])
-    expected = after(model, marked.ids)
-    assert model.chat(chat, 9, temperature=0) == expected != model.generate("c", 9, temperature=0)
+    expected = model.chat(chat, 9, temperature=0)
+    assert expected != model.generate("c", 9, temperature=0)
+    assert_greedy(model, marked.ids, expected)
     assert isinstance(model.chat(chat, 4, beams=2), str)
     (alone,) = Generator(model).generate([marked.ids], 9, Sampling(temperature=0))
     assert alone.text == expected and alone.prompt == model.decode_text(marked.ids)
