@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from chats import assistant, chat_tokenizer, spelled, user
+from chats import CHATML, assistant, chat_tokenizer, spelled, tokenizer_json, user
 from inference.test_export import trained_model
 from small import small_config
 
@@ -170,3 +170,15 @@ def test_a_model_is_trained_and_scored_on_answers(tmp_path):
     assert after["corpus"] == "chat" and after["own_corpus"] and after["tokens"] == before["tokens"]
     assert after["loss"] < 0.8 * before["loss"]
     assert flash_lm.load(tmp_path / "run").can_chat
+
+
+def test_a_tokenizer_may_come_from_a_folder(tmp_path):
+    """For a new model, which starts from no other."""
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    about = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHATML}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    raw = config(write(tmp_path / "chats.jsonl", CHATS), tmp_path, **{"data.tokenizer_path": str(tmp_path)})
+    assert load_splits(parse(raw).data).tokenizer.fingerprint == chat_tokenizer().fingerprint
+    raw.data.tokenizer_path = None
+    with pytest.raises(InputError, match="data.tokenizer=hf needs an existing tokenizer"):
+        load_splits(parse(raw).data)
