@@ -25,11 +25,6 @@ class ChatTokens(NamedTuple):
     is_answer: np.ndarray
 
 
-def has_chat_template(tokenizer: Tokenizer) -> bool:
-    """Whether a model with this tokenizer can chat."""
-    return isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.chat_template is not None
-
-
 class ChatEncoder:
     """The chat template of a model with its tokenizer."""
 
@@ -37,7 +32,7 @@ class ChatEncoder:
         """Compiles the template of the model `name`.
 
         Raises:
-            InputError: there is none, or it is no valid Jinja.
+            InputError: there is none, it is no valid Jinja, or it ends answers with another token than end-of-text.
         """
         if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.chat_template is None:
             raise InputError(
@@ -48,6 +43,7 @@ class ChatEncoder:
         self._template = ChatTemplate(
             tokenizer.chat_template, tokenizer.token(tokenizer.begin), tokenizer.token(tokenizer.end)
         )
+        self._check_end()
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
         """The tokens of a chat with the beginning of an answer, (n,) int32.
@@ -97,6 +93,22 @@ class ChatEncoder:
             ends = np.flatnonzero(ids[first:last] == self._tokenizer.end)
             is_answer[first : first + ends[-1] + 1 if len(ends) else last] = True
         return ChatTokens(ids, is_answer)
+
+    def _check_end(self) -> None:
+        """Raises InputError if answers end with another token than texts: the model would not stop at its own."""
+        question, answer = {"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}
+        try:
+            before = self._template.render([question], add_generation_prompt=True)
+            after = self._template.render([question, answer], add_generation_prompt=False)
+        except InputError:  # it wants other chats, and is known only when it has one
+            return
+        ids = self._tokenizer.encode_marked([after.removeprefix(before)])[0].ids
+        if (special := self._tokenizer.special_tokens(ids)) and self._tokenizer.end not in ids:
+            raise InputError(
+                f"the chat template of {self._name} ends an answer with {special[-1]}, and its tokenizer a text with "
+                f"{self._tokenizer.token(self._tokenizer.end)}: set eos_token to {special[-1]} in the "
+                "tokenizer_config.json of the downloaded model, and import it again"
+            )
 
     def _check(self, messages: Sequence[Message]) -> list[dict[str, str]]:
         """Checks that messages are text, and that none of them could be read as the end of a turn."""

@@ -17,7 +17,7 @@ from flash_lm.config.experiment import Config, parse
 from flash_lm.config.model import DTYPES
 from flash_lm.config.overrides import apply_overrides, check_path
 from flash_lm.config.registry import CORPORA, TASKS
-from flash_lm.data.chat_encoder import ChatEncoder, has_chat_template
+from flash_lm.data.chat_encoder import ChatEncoder
 from flash_lm.data.conditioning import Conditioning
 from flash_lm.data.tasks import Task
 from flash_lm.data.tokenizer import Tokenizer
@@ -138,14 +138,17 @@ class TrainedModel:
     @property
     def can_chat(self) -> bool:
         """Whether it continues texts and has a chat template."""
-        return self.writes == "text" and not self.config.data.pairs and has_chat_template(self.tokenizer)
+        try:
+            return bool(self.chat_encoder)
+        except InputError:
+            return False
 
     @functools.cached_property
     def chat_encoder(self) -> ChatEncoder:
         """Turns chats into prompts.
 
         Raises:
-            InputError: the model has no chat template, or does not continue texts.
+            InputError: the model has no chat template or a wrong one, or does not continue texts.
         """
         if self.writes != "text" or self.config.data.pairs:
             raise InputError(f"{self.name} was not trained to continue texts, and so cannot chat: leave chat out")

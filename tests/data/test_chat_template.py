@@ -194,6 +194,15 @@ def test_a_base_model_has_no_template(tokenizer):
         ChatEncoder(tokenizer, "mine")
 
 
+def test_an_answer_must_end_with_the_end_of_texts():
+    """Else the model would go on after its own end."""
+    other = CHATML.replace("<|im_end|>", "[MASK]")
+    with pytest.raises(InputError, match=r"ends an answer with \[MASK\], and its tokenizer a text with <\|im_end\|>"):
+        ChatEncoder(chat_tokenizer(other), "mine")
+    wants_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}" + other
+    assert len(ChatEncoder(chat_tokenizer(wants_system), "mine").prompt(CHAT[:2]))
+
+
 def test_answers_are_found_with_their_end_tokens():
     chat = [CHAT[0], user("ä"), assistant("\n猫"), user("and?"), assistant("no")]
     ids, is_answer = ChatEncoder(chat_tokenizer(), "mine").with_answers(chat)
