@@ -12,6 +12,10 @@ DEMO_STEPS ?= 240
 PARALLEL := -n auto --dist loadgroup
 # COSTS=FILE writes what each test costs; tests/costs.py makes a table of it.
 COSTS ?=
+# The folder of `make smol`, the text that it scores, and the port of its service.
+SMOL ?= runs/smol
+SMOL_TEXT ?= docs/families/*.md
+PORT ?= 8000
 DEMO_FAMILIES := transformer_plus_plus flash_quad flash
 # Fewer page faults for the large buffers of a step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
@@ -22,7 +26,7 @@ define CHECK_PYTHON
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format generated docs peers
+.PHONY: help setup demo smol test test-all lint format generated docs peers
 
 help: ## list the targets (default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +50,17 @@ demo-%: setup
 	$(BIN)/python -m flash_lm.train --config=configs/quickstart.py --workdir=$(RUNS)/$* \
 		--config.model.family=$* --config.train.steps=$(DEMO_STEPS)
 	$(BIN)/python -m flash_lm.evaluate --workdir=$(RUNS)/$* --split=test
+
+smol: $(SMOL)/model ## fetch SmolLM2-135M-Instruct (93 MB), import it, score it, ask it a question, and serve it
+	$(BIN)/python -m flash_lm.evaluate --workdir=$(SMOL)/model --split=whole --lengths=512 \
+		--config.data.corpus=text --config.data.path='$(SMOL_TEXT)'
+	$(BIN)/python -m flash_lm.generate --workdir=$(SMOL)/model --chat --temperature=0 \
+		--prompt="What is the capital of France?"
+	$(BIN)/python -m flash_lm.serve --workdir=$(SMOL)/model --port=$(PORT)
+
+$(SMOL)/model: | setup
+	$(BIN)/python scripts/fetch_smollm2.py --out=$(SMOL)/download
+	$(BIN)/python -m flash_lm.import_model --model=$(SMOL)/download --out=$(SMOL)/model
 
 test: setup ## run the tests, without the slow ones
 	$(BIN)/python -m pytest $(PARALLEL) $(COSTS:%=--costs=%) -m "not slow"

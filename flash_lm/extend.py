@@ -1,4 +1,4 @@
-"""The plugin interface: everything that a module imports to register a family, task, corpus, head or optimizer.
+"""The plugin interface: all that a module imports to register a family, task, corpus, head, optimizer or format.
 
 docs/extend.md has examples.
 
@@ -23,12 +23,14 @@ from flash_lm.layers.kernel_packages import CoreKernel
 from flash_lm.layers.linear_core import LinearCore, LinearOptions
 from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
+from flash_lm.models.formats.format import TRANSPOSED, Format, Layout, Setting, Tensor, register_format
 from flash_lm.models.output_heads import Head, HeadInputs, HeadKind, Losses, register_head, weighted_sum
 from flash_lm.training.optimizer import Optimizer, register_optimizer
 
 __all__ = [
     "GLU_SPEC",
     "MLP_SPEC",
+    "TRANSPOSED",
     "VECTORS",
     "Answers",
     "Conditioning",
@@ -38,10 +40,12 @@ __all__ = [
     "Example",
     "ExampleCorpus",
     "Family",
+    "Format",
     "GatedAttentionUnit",
     "Head",
     "HeadInputs",
     "HeadKind",
+    "Layout",
     "LinearCore",
     "LinearOptions",
     "Losses",
@@ -51,9 +55,11 @@ __all__ = [
     "Pair",
     "Piece",
     "PlainCore",
+    "Setting",
     "Sublayer",
     "SublayerSpec",
     "Task",
+    "Tensor",
     "UndecodableCore",
     "above",
     "at_least",
@@ -63,6 +69,7 @@ __all__ = [
     "one_of",
     "register_corpus",
     "register_family",
+    "register_format",
     "register_head",
     "register_optimizer",
     "register_task",

@@ -7,11 +7,9 @@ import sys
 import pytest
 from small import ROOT
 
-from flash_lm import export
 from flash_lm.__main__ import COMMANDS
 from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
-from flash_lm.inference.export import FORMATS
 
 SLOW = ("jax", "flax", "numpy", "optax", "orbax", "grain", "datasets", "pyarrow", "sentencepiece", "tokenizers")
 SLOW += (
@@ -109,7 +107,3 @@ def test_a_missing_row():
     assert TASKS.get("masked") is None and "masked" not in TASKS
     with pytest.raises(InputError, match="task=masked must be one of causal_lm, masked_lm"):
         TASKS["masked"]
-
-
-def test_the_flags_of_export_name_its_formats():
-    assert tuple(FORMATS) == export.FORMATS

@@ -71,8 +71,8 @@ def import_with_message(model: str | os.PathLike[str], out: str | os.PathLike[st
         config = complete(parse(raw).model)
         if config.num_layers > len(source.arrays):
             raise InputError(
-                f"config.json has {config.num_layers:,} layers, and the weights have {len(source.arrays)} arrays: it is "
-                "damaged, or files are missing"
+                f"config.json has {config.num_layers:,} layers, and the weights have {len(source.arrays)} arrays: "
+                "it is damaged, or files are missing"
             )
         params = to_params(row, source.arrays, _shapes(ModelFunction(config, seed=0)))
 

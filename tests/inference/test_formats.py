@@ -13,11 +13,16 @@ from safetensors.numpy import load_file, save_file
 import flash_lm
 from benchmarks.lib.gguf import write_gguf
 from benchmarks.peers.golden_formats import EVERY, GOLDEN, LENGTH, VOCAB
+from flash_lm.config.experiment import default_config, parse
 from flash_lm.config.registry import FORMATS
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
 from flash_lm.inference.export import export
 from flash_lm.inference.import_hf import import_with_message
 from flash_lm.inference.model import load_model
+from flash_lm.models.formats.format import find_format
+from flash_lm.models.formats.settings import to_keys
+from flash_lm.training.train_state import ModelFunction
 from inference.test_export import trained_model
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -84,6 +89,95 @@ def test_a_gguf_file_is_the_same_model(theirs, request, tmp_path):
     message = import_with_message(tmp_path / "model.gguf", tmp_path / "ours").message
     assert message.startswith(f"read {name} from GGUF (F32)")
     check_logits(tmp_path / "ours", name)
+
+
+_QWEN = {
+    "vocab_size": 151_936,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+    "num_key_value_heads": 2,
+}
+_GPT_NEOX = {"vocab_size": 50_288, "tie_word_embeddings": True, "n_groups": 1}
+# Models with published weights: settings, and the number of parameters by a formula from their sizes.
+PUBLISHED = {
+    "SmolLM2-135M": (
+        {
+            "model_type": "llama",
+            "vocab_size": 49_152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+        },
+        134_515_008,
+        lambda v=49_152, d=576, f=1536, n=30: v * d + d + n * (2 * d + 2 * d * d + 2 * d * 3 * 64 + 3 * d * f),
+    ),
+    "Qwen2.5-0.5B": (
+        _QWEN
+        | {
+            "model_type": "qwen2",
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+        },
+        494_032_768,
+        lambda v=151_936, d=896, f=4864, n=24: (
+            v * d + d + n * (2 * d + 2 * d * d + 2 * d * 2 * 64 + d + 2 * 2 * 64 + 3 * d * f)
+        ),
+    ),
+    "Qwen3-0.6B": (
+        _QWEN
+        | {
+            "model_type": "qwen3",
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+        },
+        596_049_920,
+        lambda v=151_936, d=1024, f=3072, n=28: (
+            v * d + d + n * (2 * d + 2 * d * 16 * 128 + 2 * d * 8 * 128 + 2 * 128 + 3 * d * f)
+        ),
+    ),
+    "gpt2": (
+        {"model_type": "gpt2", "vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12},
+        124_439_808,
+        lambda v=50_257, t=1024, d=768, n=12: v * d + t * d + 2 * d + n * (12 * d * d + 13 * d),
+    ),
+    "mamba2-130m": (
+        _GPT_NEOX | {"model_type": "mamba2", "hidden_size": 768, "num_hidden_layers": 24, "num_heads": 24},
+        128_989_632,
+        lambda v=50_288, d=768, e=1536, s=128, h=24, n=24: (
+            v * d + d + n * (d + d * (2 * e + 2 * s + h) + 5 * (e + 2 * s) + 3 * h + e + e * d)
+        ),
+    ),
+    "mamba2-130m of its authors": (
+        {"d_model": 768, "n_layer": 24, "vocab_size": 50_277, "ssm_cfg": {"layer": "Mamba2"}, "rms_norm": True}
+        | {"pad_vocab_size_multiple": 16},
+        128_989_632,
+        lambda: 128_989_632,
+    ),
+    # Without the norm that an import folds into the embedding.
+    "rwkv-4-169m": (
+        {"model_type": "rwkv", "vocab_size": 50_277, "hidden_size": 768, "num_hidden_layers": 12},
+        169_342_464 - 2 * 768,
+        lambda v=50_277, d=768, n=12: 2 * v * d + 2 * d + n * (13 * d * d + 11 * d),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name):
+    settings, published, formula = PUBLISHED[name]
+    raw = default_config()
+    raw.data.length = 128
+    raw.model.update_from_flattened_dict(to_keys(FORMATS[find_format(settings)], settings))
+    count = ModelFunction(complete(parse(raw).model), seed=0).parameter_count()
+    assert count == published == formula()
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,19 @@ def open_source(path: pathlib.Path) -> contextlib.AbstractContextManager[Source]
     Raises:
         InputError: nothing there can be read.
     """
-    if path.suffix in _FILES and path.is_file():
-        return _FILES[path.suffix](path)
-    if path.is_dir() and not (path / "config.json").exists():
-        files = [file for file in sorted(path.iterdir()) if file.suffix in _FILES]
-        if len(files) == 1:
-            return _FILES[files[0].suffix](files[0])
-        if files:
-            raise InputError(f"{path} has {len(files)} models, such as {files[0].name}: give one of these files")
-    return open_folder(path)
+    path = find_file(path)
+    return _FILES[path.suffix](path) if path.suffix in _FILES and path.is_file() else open_folder(path)
+
+
+def find_file(path: pathlib.Path) -> pathlib.Path:
+    """The only file of such a kind in a folder without a config.json, or else the path itself.
+
+    Raises:
+        InputError: there are several.
+    """
+    if not path.is_dir() or (path / "config.json").exists():
+        return path
+    files = [file for file in sorted(path.iterdir()) if file.suffix in _FILES]
+    if len(files) > 1:
+        raise InputError(f"{path} has {len(files)} models, such as {files[0].name}: give one of these files")
+    return files[0] if files else path
