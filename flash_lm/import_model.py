@@ -2,6 +2,7 @@
 
 import argparse
 
+from flash_lm.cli.flags import add_plugins_flag, use_plugins
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
 
@@ -12,6 +13,7 @@ def flags() -> argparse.ArgumentParser:
     files = "a folder with config.json and *.safetensors, or a file: GGUF, or a .pth of RWKV-4"
     parser.add_argument("--model", required=True, type=local_path, help=files)
     parser.add_argument("--out", required=True, type=local_path, help="folder to write; must not exist yet")
+    add_plugins_flag(parser)
     return parser
 
 
@@ -20,6 +22,7 @@ def main(argv: list[str]) -> None:
     arguments = flags().parse_args(argv)
     from flash_lm.inference.import_hf import import_with_message
 
+    use_plugins(arguments)
     print(import_with_message(arguments.model, arguments.out).message)
     print(f"{arguments.out}: a --workdir for evaluate, generate, serve and export, or a --config.train.init_from")
 
