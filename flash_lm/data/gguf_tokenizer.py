@@ -11,7 +11,8 @@ from flash_lm.data.tokenizers import SentencePieceTokenizer
 from flash_lm.errors import InputError
 
 _proto: Any = sentencepiece_model_pb2  # generated code, without types
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of tokens, the same numbers as SentencePiece's
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types of tokens, the same numbers as SentencePiece's
+_NO_TEXT = {_UNKNOWN, _CONTROL, _UNUSED}
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
@@ -65,12 +66,12 @@ def _byte_level(
     if name not in _SPLITTERS:
         raise InputError(f"{path} splits text as {name}: only {', '.join(_SPLITTERS)} are known; import the folder")
     merges = [merge.split(" ", 1) for merge in about.get("tokenizer.ggml.merges") or ()]
-    special = lambda i: {"special": types[i] in (_CONTROL, _UNKNOWN)}
+    # Added tokens are literal text; those without text, such as the rows that fill up an embedding, are special.
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {"id": i, "content": token, **flags, **special(i)}
-        for i, token in enumerate(tokens)
-        if types[i] in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+        {"id": i, "content": token, "special": kind in _NO_TEXT, **flags}
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in {*_NO_TEXT, _USER_DEFINED}
     ]
     content = {
         "version": "1.0",

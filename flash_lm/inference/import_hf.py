@@ -85,11 +85,12 @@ def import_with_message(model: str | os.PathLike[str], out: str | os.PathLike[st
         write_weights(partial, flatten_arrays(params, {}))
         write_json(partial / "config.json", about | {"flash_lm": origin})
         save_tokenizer(tokenizer, partial / "tokenizer")
+    chats = ", with a chat template" if getattr(tokenizer, "chat_template", None) else ""
     count = sum(x.size for x in jax.tree.leaves(params))
     return Imported(
         out,
         f"read {name} from {source.kind}: {config.family}, {count:,} parameters, {config.num_layers} layers of width "
-        f"{config.model_dim}, {tokenizer.vocab_size:,} tokens, at most {config.max_length:,} a text",
+        f"{config.model_dim}, {tokenizer.vocab_size:,} tokens, at most {config.max_length:,} a text{chats}",
     )
 
 

@@ -1,7 +1,9 @@
 """Formats of other libraries: models of their classes, with the logits of those, are imported and written back."""
 
 import dataclasses
+import itertools
 import json
+import math
 import pathlib
 import shutil
 import zipfile
@@ -184,7 +186,7 @@ def test_published_sizes(name):
     ("theirs", "change", "message"),
     [
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
-        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types=sliding_attention"),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types=.'sliding_attention'"),
         ("qwen3", {"attention_bias": True}, "attention_bias=True"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", {"n_inner": 3}, "mlp.c_fc.weight is \\[16, 64\\], not \\[16, 3\\]"),
@@ -207,6 +209,20 @@ def test_what_a_format_cannot_hold_is_refused(theirs, change, message, tmp_path)
     with pytest.raises(InputError, match=message):
         flash_lm.import_hf(theirs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", sorted(name for name in NAMES if name not in FILES))
+def test_damaged_settings_are_one_error(name):
+    """Each setting missing, or of another type or sign: keys that make a model, or an InputError."""
+    settings = json.loads((GOLDEN / name / "config.json").read_text())
+    for key, value in itertools.product(settings, (None, "x", -1, 0, 0.5, [], {}, True, 10**40, math.nan, math.inf)):
+        changed = {**settings, key: value}
+        if value is None:
+            del changed[key]
+        try:
+            default_config().model.update_from_flattened_dict(to_keys(FORMATS[find_format(changed)], changed))
+        except InputError as error:
+            assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize("theirs", ["qwen2"], indirect=True)

@@ -1,6 +1,9 @@
 """What the models of flash-linear-attention (fla) have in common: names, settings, and the width of the MLP."""
 
+from typing import Any
+
 from flash_lm.models.formats.format import TAPS, TRANSPOSED, Setting, Settings, Tensor
+from flash_lm.models.formats.settings import is_a
 
 ATTENTION, OURS = "model.layers.{i}.attn", "layers.sublayer_0"
 EPSILON = 1e-6  # of all norms; ours of heads have it, too
@@ -53,7 +56,12 @@ THEIRS = {"attn": None, "hidden_act": "swish", "norm_eps": EPSILON, "attnres_blo
 DEFAULTS = {"max_position_embeddings": 2048, "tie_word_embeddings": False, "conv_size": 4}
 
 
-def mlp_width(values: Settings) -> int:
-    """Two thirds of `hidden_ratio` widths, rounded up to a multiple of 256, unless the file says it."""
-    given, ratio = values.get("intermediate_size"), values.get("hidden_ratio") or 4
-    return given if given is not None else -(-int(values["hidden_size"] * ratio * 2 / 3) // 256) * 256
+def read_mlp(values: Settings) -> tuple[dict[str, Any], list[str]]:
+    """The MLP's width: two thirds of `hidden_ratio` D, rounded up to a multiple of 256, unless the file says it."""
+    width, ratio = values.get("intermediate_size"), values.get("hidden_ratio")
+    ratio = 4 if ratio is None else ratio
+    if width is None and is_a(float, ratio):
+        width = -(-int(values["hidden_size"] * ratio * 2 / 3) // 256) * 256
+    if not is_a(int, width):
+        return {}, [f"intermediate_size={width}, hidden_ratio={ratio}"]
+    return {"mlp_dim": width}, []

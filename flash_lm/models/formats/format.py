@@ -68,6 +68,7 @@ class Format:
         recognises: whether a config.json is of this format.
         tensors: their arrays. One whose parameters our model lacks, such as those of an untied head, must be absent.
         keys: keys of `config.model` -> settings of theirs with the same value.
+        needs: further settings of theirs that `read` needs, with their types.
         ours: values that keys of `config.model` must have.
         theirs: values that their settings must have, if they are present.
         defaults: values of their settings that may be missing.
@@ -87,6 +88,7 @@ class Format:
     tensors: tuple[Tensor, ...]
     keys: Mapping[str, Setting]
     ours: Mapping[str, Any]
+    needs: Mapping[str, type] = dataclasses.field(default_factory=dict)
     theirs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     read: Callable[[Settings], tuple[dict[str, Any], list[str]]] = lambda settings: ({}, [])

@@ -3,9 +3,8 @@
 from typing import Any
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.models.formats.fla import ATTENTION, DEFAULTS, KEYS, OURS, SHAPE, TENSORS, THEIRS, maps, mlp_width
+from flash_lm.models.formats.fla import ATTENTION, DEFAULTS, KEYS, OURS, SHAPE, TENSORS, THEIRS, maps, read_mlp
 from flash_lm.models.formats.format import Format, Setting, Settings, Tensor, of_type
-from flash_lm.models.formats.settings import is_a
 
 _TENSORS = (
     *TENSORS,
@@ -17,11 +16,11 @@ _TENSORS = (
 
 
 def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
-    width, keys, heads = mlp_width(values), values["num_heads"] * values["head_dim"], values["num_heads"]
-    wrong = [f"intermediate_size={width}"] if not is_a(int, width) else []
+    (mlp, wrong), heads = read_mlp(values), values["num_heads"]
+    keys = heads * values["head_dim"]
     wrong += [f"num_v_heads={other}"] if (other := values.get("num_v_heads")) not in (None, heads) else []
     sizes = {"delta.key_dim": keys, "delta.value_dim": round(keys * values["expand_v"])}
-    return {"mlp_dim": width, "short_convolution": values["conv_size"], **sizes}, wrong
+    return {**mlp, "short_convolution": values["conv_size"], **sizes}, wrong
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
@@ -42,6 +41,7 @@ ROWS = {
         tensors=_TENSORS,
         keys=KEYS | {"delta.negative_eigenvalues": Setting("allow_neg_eigval", bool)},
         ours={"family": "gated_deltanet", "delta.decay": True, **SHAPE},
+        needs={"head_dim": int, "expand_v": float, "conv_size": int},
         theirs={**THEIRS, "use_gate": True, "use_short_conv": True, "output_gate_activation": "swish"},
         defaults={**DEFAULTS, "expand_v": 2.0, "head_dim": 256, "allow_neg_eigval": False},
         read=_read,

@@ -3,9 +3,8 @@
 from typing import Any
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.models.formats.fla import ATTENTION, DEFAULTS, KEYS, OURS, SHAPE, TENSORS, THEIRS, maps, mlp_width
+from flash_lm.models.formats.fla import ATTENTION, DEFAULTS, KEYS, OURS, SHAPE, TENSORS, THEIRS, maps, read_mlp
 from flash_lm.models.formats.format import Arrays, Format, Settings, Tensor, of_type
-from flash_lm.models.formats.settings import is_a
 
 _TENSORS = (
     *TENSORS,
@@ -16,13 +15,13 @@ _TENSORS = (
 
 
 def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
-    width, keys, heads = mlp_width(values), values["hidden_size"] * values["expand_k"], values["num_heads"]
-    wrong = [f"intermediate_size={width}"] if not is_a(int, width) else []
+    (mlp, wrong), heads = read_mlp(values), values["num_heads"]
+    keys = values["hidden_size"] * values["expand_k"]
     wrong += [f"expand_k={values['expand_k']}"] if keys != int(keys) or keys % heads else []
     wrong += [f"num_kv_heads={shared}"] if (shared := values.get("num_kv_heads")) not in (None, heads) else []
     taps = values["conv_size"] if values["use_short_conv"] else 0
     more = {"convolution.activation": "silu"} if taps else {}
-    return {"mlp_dim": width, "gla.key_dim": int(keys), "short_convolution": taps, **more}, wrong
+    return {**mlp, "gla.key_dim": int(keys), "short_convolution": taps, **more}, wrong
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
@@ -49,6 +48,7 @@ ROWS = {
         tensors=_TENSORS,
         keys=KEYS,
         ours={"family": "gla", "gla.gate_rank": 16, "gla.gate_normalizer": 16.0, **SHAPE},
+        needs={"expand_k": float, "conv_size": int, "use_short_conv": bool},
         theirs={
             **THEIRS,
             "expand_v": 1.0,

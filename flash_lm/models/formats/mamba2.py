@@ -5,7 +5,6 @@ from typing import Any
 
 from flash_lm.config.model import ModelConfig
 from flash_lm.models.formats.format import TAPS, TRANSPOSED, Format, Setting, Settings, Tensor, of_type
-from flash_lm.models.formats.settings import is_a
 
 _MIXER, _OURS = "backbone.layers.{i}.mixer", "layers.sublayer_{unit}"
 # One of our layers is two of theirs.
@@ -34,11 +33,11 @@ _LONGEST = 2048  # tokens of a row in the authors' training; the files do not sa
 def read_sizes(values: Settings) -> tuple[dict[str, Any], list[str]]:
     """Layers, heads and the width of the values."""
     layers, heads, width = (values[name] for name in ("num_hidden_layers", "num_heads", "head_dim"))
-    wrong = [f"num_hidden_layers={layers} (it must be even)"] if not is_a(int, layers) or layers % 2 else []
-    if not is_a(int, heads) or not is_a(int, width) or heads * width != values["expand"] * values["hidden_size"]:
+    wrong = [f"num_hidden_layers={layers} (it must be even)"] if layers % 2 else []
+    if heads * width != values["expand"] * values["hidden_size"]:
         wrong.append(f"num_heads={heads} of head_dim={width} for expand={values['expand']}")
     # No clamp of the step. JSON has no infinity, and transformers writes it in several ways.
-    if list(values["time_step_limit"]) not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], [0.0, None]):
+    if values["time_step_limit"] not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], [0.0, None]):
         wrong.append(f"time_step_limit={values['time_step_limit']}")
     if wrong:
         return {}, wrong
@@ -83,6 +82,7 @@ MAMBA2 = Format(
         "absolute_positions": "none",
         "softmax.cap": 0.0,
     },
+    needs={"num_hidden_layers": int, "num_heads": int, "expand": float},
     theirs={"n_groups": 1, "use_bias": False, "use_conv_bias": True, "hidden_act": "silu"},
     defaults={
         "n_groups": 8,
@@ -92,7 +92,7 @@ MAMBA2 = Format(
         "expand": 2,
         "conv_kernel": 4,
         "layer_norm_epsilon": 1e-5,
-        "time_step_limit": (0.0, math.inf),
+        "time_step_limit": [0.0, math.inf],
         "tie_word_embeddings": False,
     },
     read=read_sizes,

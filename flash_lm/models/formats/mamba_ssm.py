@@ -15,10 +15,10 @@ def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
     wrong = [f"ssm_cfg.{name}={block[name]}" for name in sorted(others)]
     if block["ngroups"] != 1:
         wrong.append(f"ssm_cfg.ngroups={block['ngroups']}")
-    names = {"hidden_size": "d_model", "num_hidden_layers": "n_layer"}
-    about = {name: values[theirs] for name, theirs in names.items()} | {"expand": block["expand"]}
-    if wrong or not all(is_a(int, x) for x in (*about.values(), block["headdim"], block["d_state"], block["d_conv"])):
-        return {}, wrong or [f"ssm_cfg={values['ssm_cfg']}"]
+    sizes = ("headdim", "d_state", "d_conv", "expand")
+    if wrong := wrong + [f"ssm_cfg.{name}={block[name]}" for name in sizes if not is_a(int, block[name])]:
+        return {}, wrong
+    about = {"hidden_size": values["d_model"], "num_hidden_layers": values["n_layer"], "expand": block["expand"]}
     about |= {"head_dim": block["headdim"], "num_heads": block["expand"] * values["d_model"] // block["headdim"]}
     keys, wrong = read_sizes({**MAMBA2.defaults, **about})
     multiple = values["pad_vocab_size_multiple"]
@@ -42,6 +42,7 @@ ROWS = {
             "model_dim": Setting("d_model"),
             "tie_embeddings": Setting("tie_embeddings", bool),
         },
+        needs={"n_layer": int, "pad_vocab_size_multiple": int},
         theirs={"rms_norm": True, "attn_layer_idx": [], "d_intermediate": 0},
         defaults={"pad_vocab_size_multiple": 8, "tie_embeddings": True},
         read=_read,

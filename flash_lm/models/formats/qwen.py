@@ -13,8 +13,9 @@ def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
     # The window of a file that does not use it has no effect.
     if values.get("use_sliding_window"):
         wrong.append("use_sliding_window=True")
-    if others := {x for x in values.get("layer_types") or () if x != "full_attention"}:
-        wrong.append(f"layer_types={', '.join(map(str, sorted(others)))}")
+    kinds = values.get("layer_types")
+    if kinds not in (None, ["full_attention"] * values["num_hidden_layers"]):
+        wrong.append(f"layer_types={kinds}")
     return keys, wrong
 
 

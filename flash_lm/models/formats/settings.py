@@ -6,6 +6,8 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.models.formats.format import Format, Settings
 
+_LARGEST = 2**31
+
 
 def write_problems(row: Format, config: ModelConfig) -> list[str]:
     """Why a model with a complete config cannot be written in a format; empty if it can."""
@@ -39,11 +41,12 @@ def to_keys(row: Format, settings: Settings) -> dict[str, Any]:
     """
     # Sizes and switches by name.
     values = {**row.defaults, **settings}
-    keys: dict[str, Any] = {key: values.get(setting.name) for key, setting in row.keys.items()}
-    if wrong := [f"{row.keys[key].name}={x}" for key, x in keys.items() if not is_a(row.keys[key].kind, x)]:
+    kinds = {**{setting.name: setting.kind for setting in row.keys.values()}, **row.needs}
+    if wrong := [f"{name}={values.get(name)}" for name, kind in kinds.items() if not is_a(kind, values.get(name))]:
         raise InputError(f"config.json has {', '.join(wrong)}: it is damaged, or the model is not of {row.title}")
 
     # Everything else must be as in our model.
+    keys = {key: values[setting.name] for key, setting in row.keys.items()}
     wrong = [f"{name}={values[name]}" for name, good in row.theirs.items() if values.get(name, good) != good]
     more, unread = row.read(values)
     if wrong := wrong + unread:
@@ -53,8 +56,7 @@ def to_keys(row: Format, settings: Settings) -> dict[str, Any]:
 
 
 def is_a(kind: type, value: Any) -> bool:
-    """Whether a setting has this type, and is positive if it is a number."""
-    if kind is bool:
-        return isinstance(value, bool)
-    good = (int, float) if kind is float else int
-    return isinstance(value, good) and not isinstance(value, bool) and value > 0
+    """Whether a setting has this type; a number must be positive, and of a size that an array can have."""
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    return isinstance(value, (int, float) if kind is float else int) and 0 < value < _LARGEST
