@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import signal
 import subprocess
@@ -41,9 +42,7 @@ def served(tmp_path_factory):
         printed = "".join(lines)
         assert lines and lines[-1].startswith("http://"), printed
         yield folder, printed, lines[-1].split()[0]
-        process.send_signal(signal.SIGINT)
-        subprocess.run(["pkill", "-INT", "-g", str(process.pid)], check=False)
-        process.wait(60)
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 @pytest.mark.slow("downloads a model of 93 MB")

@@ -47,15 +47,12 @@ def to_params(row: Format, arrays: Arrays, shapes: Mapping[str, Shape]) -> dict[
     # Read one by one, cut into our parameters, and stack the layers.
     flat, wrong, layers = {}, [], {}
     for place in places:
-        x = arrays[place.theirs]()
-        widths = [_of_layer(shapes[name], place)[-1:] for name in place.ours]
-        like = _joined_shape([_of_layer(shapes[name], place) for name in place.ours])
-        if x.shape != (theirs := place.layout.write(np.broadcast_to(np.float32(0), like)).shape):
-            wrong.append(f"{place.theirs} is {list(x.shape)}, not {list(theirs)}")
+        x, parts = arrays[place.theirs](), [shapes[name][place.layer is not None :] for name in place.ours]
+        like = place.layout.write(np.broadcast_to(np.float32(0), _joined(parts))).shape
+        if x.shape != like:
+            wrong.append(f"{place.theirs} is {list(x.shape)}, not {list(like)}")
             continue
-        ours = place.layout.read(x)
-        cuts = np.cumsum([width for (width,) in widths])[:-1] if len(widths) > 1 else []
-        for name, part in zip(place.ours, np.split(ours, cuts, axis=-1) if len(widths) > 1 else [ours], strict=True):
+        for name, part in zip(place.ours, _cut(place.layout.read(x), parts), strict=True):
             if place.layer is None:
                 flat[name] = part
             else:
@@ -105,13 +102,14 @@ def _names(row: Format, theirs: str, unit: int, shapes: Mapping[str, Shape]) -> 
         yield layer, re.sub(r"\{i\}", str(layer * row.units + unit), theirs)
 
 
-def _of_layer(shape: Shape, place: _Place) -> Shape:
-    return shape if place.layer is None else shape[1:]
+def _joined(parts: list[Shape]) -> Shape:
+    """The shape of arrays that are joined along the last dimension."""
+    return parts[0] if len(parts) == 1 else (*parts[0][:-1], sum(shape[-1] for shape in parts))
 
 
-def _joined_shape(shapes: list[Shape]) -> Shape:
-    *leading, last = shapes[0] if shapes[0] else (None,)
-    return (*leading, sum(shape[-1] for shape in shapes)) if last is not None else ()
+def _cut(x: np.ndarray, parts: list[Shape]) -> list[np.ndarray]:
+    """Cuts along the last dimension into arrays of these shapes."""
+    return [x] if len(parts) == 1 else np.split(x, np.cumsum([shape[-1] for shape in parts])[:-1], axis=-1)
 
 
 def _listed(problems: list[str]) -> str:
