@@ -1,5 +1,6 @@
 """The tokenizer in the metadata of a GGUF file, as a tokenizer of Hugging Face's `tokenizers` or of SentencePiece."""
 
+import logging
 import pathlib
 from typing import Any
 
@@ -8,8 +9,9 @@ from sentencepiece import sentencepiece_model_pb2
 from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import SentencePieceTokenizer
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, first_line
 
+_log = logging.getLogger(__name__)
 _proto: Any = sentencepiece_model_pb2  # generated code, without types
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types of tokens, the same numbers as SentencePiece's
 _NO_TEXT = {_UNKNOWN, _CONTROL, _UNUSED}
@@ -25,7 +27,6 @@ def _split(regex: str) -> list[dict[str, Any]]:
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITTERS = {
-    "default": [_BYTES],
     "gpt-2": [_BYTES],
     "smollm": [{"type": "Digits", "individual_digits": True}, _BYTES],
     "llama-bpe": _split(_WORDS + r"\p{N}{1,3}" + _REST),
@@ -46,24 +47,36 @@ def gguf_tokenizer(about: dict[str, Any], path: pathlib.Path, num_embeddings: in
     """
     get = lambda name, default=None: about.get(f"tokenizer.ggml.{name}", default)
     kinds = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if (kind := get("model")) not in kinds:
-        raise InputError(f"{path} has a tokenizer {kind}: only {', '.join(kinds)} can be read from GGUF")
-    tokens, types = get("tokens") or [], get("token_type") or []
-    begin, end = get("bos_token_id"), get("eos_token_id")
-    if len(types) != len(tokens) or len(tokens) > num_embeddings or not isinstance(end, int):
+    if not isinstance(kind := get("model"), str) or kind not in kinds:
+        raise InputError(f"{path} has a tokenizer {kind!r:.80}: only {', '.join(kinds)} can be read from GGUF")
+    tokens, types, end = get("tokens") or [], get("token_type") or [], get("eos_token_id")
+    begin = get("bos_token_id", end)
+    if len(types) != len(tokens) or len(tokens) > num_embeddings or not {begin, end} <= {*range(len(tokens))}:
         raise InputError(
-            f"{path} has {len(tokens)} tokens, {len(types)} types for them, {num_embeddings} rows of embeddings, and "
-            f"end-of-text {end}: its tokenizer is damaged or incomplete, so download it again"
+            f"{path} has {len(tokens)} tokens, {len(types)} types for them, {num_embeddings} rows of embeddings, "
+            f"begin-of-text {begin} and end-of-text {end}: its tokenizer is damaged or incomplete, so download it again"
         )
-    return kinds[kind](about, path, tokens, types, end if begin is None else begin, end)
+    # An Instruct model may end its turns with a token of its own.
+    template, turn = about.get("tokenizer.chat_template"), get("eot_token_id")
+    if template and isinstance(turn, int) and 0 <= turn < len(tokens) and tokens[turn] in template:
+        end = turn
+    try:
+        tokenizer = kinds[kind](about, path, tokens, types, begin, end)
+        tokenizer.bytes_per_token()
+    except InputError:
+        raise
+    except Exception as error:  # libraries raise what they meet
+        raise InputError(f"{path} has a damaged tokenizer ({first_line(error)}): download it again") from None
+    return tokenizer
 
 
 def _byte_level(
     about: dict[str, Any], path: pathlib.Path, tokens: list[str], types: list[int], begin: int, end: int
 ) -> HuggingFaceTokenizer:
     """Byte-pair encoding of bytes, as GPT-2's, behind one of the known splitters."""
-    name = about.get("tokenizer.ggml.pre", "default")
-    if name not in _SPLITTERS:
+    # Files without a name, the oldest, were split as each program pleased.
+    name = about.get("tokenizer.ggml.pre")
+    if not isinstance(name, str) or name not in _SPLITTERS:
         raise InputError(f"{path} splits text as {name}: only {', '.join(_SPLITTERS)} are known; import the folder")
     merges = [merge.split(" ", 1) for merge in about.get("tokenizer.ggml.merges") or ()]
     # Added tokens are literal text; those without text, such as the rows that fill up an embedding, are special.
@@ -96,6 +109,8 @@ def _sentencepiece(
     about: dict[str, Any], path: pathlib.Path, tokens: list[str], types: list[int], begin: int, end: int
 ) -> SentencePieceTokenizer:
     """SentencePiece's byte-pair encoding with scores."""
+    if "tokenizer.chat_template" in about:
+        _log.info("left out the chat template: a SentencePiece tokenizer cannot have one here")
     scores = about.get("tokenizer.ggml.scores") or []
     if len(scores) != len(tokens):
         raise InputError(f"{path} has {len(scores)} scores for {len(tokens)} tokens: download it again")

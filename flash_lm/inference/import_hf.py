@@ -39,7 +39,8 @@ def import_hf(model: str | os.PathLike[str], out: str | os.PathLike[str]) -> pat
     """Converts a downloaded model to an exported model of flash_lm; docs/pretrained.md lists the formats.
 
     Args:
-        model: a folder with config.json, *.safetensors, and tokenizer.json or tokenizer.model; or a GGUF file.
+        model: a folder with config.json, *.safetensors or pytorch_model.bin, and tokenizer.json or tokenizer.model; or
+            a file, .gguf or RWKV-4's .pth.
         out: the folder to write; must not exist yet.
 
     Returns:
@@ -67,14 +68,19 @@ def import_with_message(model: str | os.PathLike[str], out: str | os.PathLike[st
         raw.data.update(tokenizer=tokenizer.kind, length=length, tokens_per_batch=length)
 
         # The parameters, converted array by array.
-        raw.model.update(dtype=source.dtype, param_dtype=source.dtype)
-        config = complete(parse(raw).model)
+        dtype = "float32" if row.float32 else source.dtype
+        raw.model.update(dtype=dtype, param_dtype=dtype)
+        try:
+            config = complete(parse(raw).model)
+        except InputError as error:  # in our names, and perhaps on several lines
+            raise InputError(f"config.json makes no model: {'; '.join(str(error).splitlines())}") from None
         if config.num_layers > len(source.arrays):
             raise InputError(
                 f"config.json has {config.num_layers:,} layers, and the weights have {len(source.arrays)} arrays: "
                 "it is damaged, or files are missing"
             )
-        params = to_params(row, source.arrays, _shapes(ModelFunction(config, seed=0)))
+        arrays = {name: lambda read=read: read().astype(dtype) for name, read in source.arrays.items()}
+        params = to_params(row, arrays, _shapes(ModelFunction(config, seed=0)))
 
     # The export. The corpus and the time of its training are unknown.
     facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}

@@ -72,12 +72,30 @@ def test_sentencepiece(space):
     assert (ours.begin, ours.end) == (theirs.begin, theirs.end)
 
 
+def test_turns_may_end_with_a_token_of_their_own():
+    """An Instruct model's template ends answers with it, and not with the end of texts."""
+    about = metadata(byte_level(), "gpt-2", eot_token_id=5)
+    turn = about["tokenizer.ggml.tokens"][5]
+    assert gguf_tokenizer(about, PATH, 400).end == 0
+    assert gguf_tokenizer(about | {"tokenizer.chat_template": f"{{{{ x }}}}{turn}"}, PATH, 400).end == 5
+
+
+def test_a_token_that_is_no_bytes_is_an_error():
+    about = metadata(byte_level(), "gpt-2")
+    about["tokenizer.ggml.tokens"] = [*about["tokenizer.ggml.tokens"][:-1], "a b"]
+    about["tokenizer.ggml.merges"] = []
+    with pytest.raises(InputError, match="damaged tokenizer"):
+        gguf_tokenizer(about, PATH, 400)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "bert"}, "a tokenizer bert: only gpt2, llama"),
-        ({"pre": "strange"}, "splits text as strange: only default, gpt-2"),
+        ({"model": "bert"}, "a tokenizer 'bert': only gpt2, llama"),
+        ({"pre": "strange"}, "splits text as strange: only gpt-2, smollm"),
+        ({"pre": None}, "splits text as None"),
         ({"eos_token_id": None}, "end-of-text None"),
+        ({"bos_token_id": 999}, "begin-of-text 999"),
         ({"token_type": [1]}, "1 types for them"),
         ({"model": "llama"}, "0 scores for"),
     ],

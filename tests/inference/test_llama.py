@@ -243,7 +243,7 @@ def test_weights_that_do_not_fit_are_refused(copied_folder, tmp_path):
     index = copied_folder / "model.safetensors.index.json"
     for change, message in (
         ({UP: arrays[UP][:-1]}, r"model.layers.1.mlp.up_proj.weight is \[47, 16\], not \[48, 16\]"),
-        ({UP: arrays[UP].astype(np.int32)}, "the weights are F32, I32"),
+        ({UP: arrays[UP].astype(np.int32)}, "up_proj.weight is I32: only BF16, F16, F32 can be read"),
     ):
         save_file(arrays | change, copied_folder / "model.safetensors")
         with pytest.raises(InputError, match=message):

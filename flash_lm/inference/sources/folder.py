@@ -4,8 +4,8 @@ import contextlib
 import logging
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 
 from flash_lm.data.foreign_tokenizer import read_json, read_tokenizer
@@ -27,31 +27,42 @@ def open_folder(folder: pathlib.Path) -> Iterator[Source]:
     """Opens a folder; nothing but names and types of the arrays is read yet.
 
     Raises:
-        InputError: a file is missing or damaged, or arrays are of another type, such as quantised ones.
+        InputError: a file is missing or damaged, or an array that is read is of another type, such as a quantised one.
     """
     settings, tokenizer = read_json(folder / "config.json"), lambda rows: folder_tokenizer(folder, rows)
-    if (pickled := folder / _PICKLED).exists() and not any((folder / name).exists() for name in (WEIGHTS, INDEX)):
-        with open_pickled(pickled) as (arrays, dtype):
-            yield Source("PyTorch's pickle", settings, arrays, dtype, tokenizer)
-        return
+    if not any((folder / name).exists() for name in (WEIGHTS, INDEX)):
+        if (folder / f"{_PICKLED}.index.json").exists():
+            raise InputError(f"{folder} has several {_PICKLED} files: convert them to safetensors where they come from")
+        if (folder / _PICKLED).exists():
+            with open_pickled(folder / _PICKLED) as (arrays, dtype):
+                yield Source("PyTorch's pickle", settings, arrays, dtype, tokenizer)
+            return
+    with contextlib.ExitStack() as stack:
+        with _explained(folder):
+            files = stack.enter_context(open_weights(folder))
+            dtypes = {name: file.get_slice(name).get_dtype() for name, file in files.items()}
+        # bfloat16 if all weights are, else float32, which can hold the others.
+        kinds = {*dtypes.values()} & _DTYPES
+        if not kinds:
+            listed = ", ".join(sorted({*dtypes.values()})) or "nothing"
+            raise InputError(f"the weights are {listed}: only {', '.join(sorted(_DTYPES))} can be read")
+        dtype = "bfloat16" if kinds == {"BF16"} else "float32"
+
+        def read(name: str) -> np.ndarray:
+            if dtypes[name] not in _DTYPES:
+                raise InputError(f"{name} is {dtypes[name]}: only {', '.join(sorted(_DTYPES))} can be read")
+            with _explained(folder):
+                return files[name].get_tensor(name).astype(dtype)
+
+        yield Source("safetensors", settings, {x: lambda x=x: read(x) for x in files}, dtype, tokenizer)
+
+
+@contextlib.contextmanager
+def _explained(folder: pathlib.Path) -> Iterator[None]:
     try:
-        with open_weights(folder) as files:
-            dtype = _dtype(files)
-            arrays = {name: lambda name=name: files[name].get_tensor(name).astype(dtype) for name in files}
-            yield Source("safetensors", settings, arrays, dtype, tokenizer)
-    except InputError:
-        raise
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder} cannot be read ({error}): download the model again") from None
-
-
-def _dtype(files: dict[str, Any]) -> str:
-    """The dtype for our parameters: bfloat16 if all are bfloat16, else float32, which can hold the others."""
-    dtypes = {file.get_slice(name).get_dtype() for name, file in files.items()}
-    if not dtypes or dtypes - _DTYPES:
-        listed = ", ".join(sorted(dtypes)) or "nothing"
-        raise InputError(f"the weights are {listed}: only {', '.join(sorted(_DTYPES))} can be read")
-    return "bfloat16" if dtypes == {"BF16"} else "float32"
 
 
 def folder_tokenizer(folder: pathlib.Path, num_embeddings: int) -> Tokenizer:
@@ -67,7 +78,9 @@ def folder_tokenizer(folder: pathlib.Path, num_embeddings: int) -> Tokenizer:
     # A SentencePiece model cannot be cut.
     model = folder / "tokenizer.model"
     if model.is_file() and not (folder / "tokenizer.json").exists():
-        tokenizer = SentencePieceTokenizer(model.read_bytes())
+        tokenizer, about = SentencePieceTokenizer(model.read_bytes()), folder / "tokenizer_config.json"
+        if about.exists() and "chat_template" in read_json(about):
+            _log.info("left out the chat template: only a tokenizer.json can have one here")
         if tokenizer.vocab_size > num_embeddings:
             raise InputError(
                 f"{model} has {tokenizer.vocab_size} pieces for {num_embeddings} rows of embeddings: give config.json "

@@ -5,7 +5,7 @@ Source: the GGUF specification (ggml, docs/gguf.md), and the package `gguf`, whi
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from flash_lm.data.gguf_tokenizer import gguf_tokenizer
 from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.inference.sources.source import Source
+from flash_lm.models.formats.settings import is_a
 
 # Names of a layer's arrays, both with .weight or .bias.
 _LAYER = {
@@ -50,7 +51,8 @@ def open_gguf(path: pathlib.Path) -> Iterator[Source]:
     """Opens a GGUF file; an array is dequantised to float32 when it is read.
 
     Raises:
-        InputError: it is damaged, of another architecture, or has scaled rotary angles; or `gguf` is not installed.
+        InputError: it is damaged, a part of a model, of another architecture, or has settings that flash_lm does not
+            support, such as scaled rotary angles; or `gguf` is not installed.
     """
     try:
         import gguf  # noqa: PLC0415 (an extra)
@@ -62,36 +64,51 @@ def open_gguf(path: pathlib.Path) -> Iterator[Source]:
     except Exception as error:  # the library raises what it meets
         raise InputError(f"{path} cannot be read as GGUF ({first_line(error)}): download it again") from None
 
-    # Settings, and the width of a head from its old key or the new one.
+    # Settings. Others than these may change the model.
     kind = about.get("general.architecture")
-    if kind not in _PERMUTED:
-        raise InputError(f"{path} has architecture {kind}: only {', '.join(_PERMUTED)} can be read from GGUF")
+    if not isinstance(kind, str) or kind not in _PERMUTED:
+        raise InputError(f"{path} has architecture {kind!r:.80}: only {', '.join(_PERMUTED)} can be read from GGUF")
     names = {tensor.name for tensor in reader.tensors}
     settings = _settings(kind, about, tied="output.weight" not in names)
-    wrong = [name for name in sorted(names) if name.startswith("rope_freqs")]
-    scaling = about.get(f"{kind}.rope.scaling.type", "none")
-    wrong += [f"rope.scaling.type={scaling}"] if scaling != "none" else []
-    rotated = about.get(f"{kind}.rope.dimension_count", settings["head_dim"])
-    wrong += [f"rope.dimension_count={rotated}"] if rotated != settings["head_dim"] else []
-    if wrong:
-        raise InputError(f"{path} has {', '.join(wrong)}, which flash_lm does not support")
+    if wrong := _unread(kind, about, settings["head_dim"]) + [name for name in names if name.startswith("rope_freqs")]:
+        raise InputError(f"{path} has {', '.join(sorted(wrong))}, which flash_lm does not support")
 
-    # Arrays by their names in a folder.
-    heads = {"attn_q": settings["num_attention_heads"], "attn_k": settings["num_key_value_heads"]}
+    # Arrays by their names in a folder; queries and keys with their own numbers of heads.
+    counts = {"attn_q": settings["num_attention_heads"], "attn_k": settings["num_key_value_heads"]}
+    heads: dict[str, Any] = counts if _PERMUTED[kind] else {}
 
-    def reads(tensor: Any, heads: int | None) -> Callable[[], np.ndarray]:
-        def read() -> np.ndarray:
-            x = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
-            return x.reshape(tensor.shape[::-1]) if heads is None else unpermute(x.reshape(tensor.shape[::-1]), heads)
+    def read(tensor: Any) -> np.ndarray:
+        try:
+            x = np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(tensor.shape[::-1])
+        except (NotImplementedError, ValueError) as error:
+            problem = f"{tensor.name} of type {tensor.tensor_type.name} ({first_line(error)})"
+            raise InputError(f"{path} has {problem}, which cannot be read: give another file of the model") from None
+        # Rows that do not divide are of another shape than the settings say, which is reported for all arrays.
+        count = heads.get(tensor.name.split(".")[-2])
+        return unpermute(x, count) if is_a(int, count) and len(x) % (2 * count) == 0 else x
 
-        return read
-
-    arrays = {}
-    for tensor in reader.tensors:
-        part = tensor.name.split(".")[-2] if tensor.name.count(".") > 1 else ""
-        arrays[_their_name(tensor.name)] = reads(tensor, heads.get(part) if _PERMUTED[kind] else None)
+    arrays = {_their_name(tensor.name): lambda tensor=tensor: read(tensor) for tensor in reader.tensors}
     types = ", ".join(sorted({tensor.tensor_type.name for tensor in reader.tensors}))
     yield Source(f"GGUF ({types})", settings, arrays, "float32", lambda rows: gguf_tokenizer(about, path, rows))
+
+
+def _unread(kind: str, about: dict[str, Any], width: Any) -> list[str]:
+    """Metadata that change the model in a way that is not read."""
+    known = {*_SETTINGS.values(), "vocab_size"}
+    # Values of further keys that change nothing; a list: one of several.
+    fine = {"rope.dimension_count": [width], "attention.value_length": [width], "rope.scaling.type": ["none"]}
+    fine |= {
+        "attention.causal": [True],
+        "expert_count": [0],
+        "expert_used_count": [0],
+        "rope.scaling.finetuned": [False],
+    }
+    wrong = [] if about.get("split.count", 1) in (0, 1) else [f"split.count={about['split.count']}"]
+    for name, value in about.items():
+        key = name.removeprefix(f"{kind}.")
+        if key != name and key not in known and value not in fine.get(key, []):
+            wrong.append(f"{name}={value!r:.80}")
+    return wrong
 
 
 def _settings(kind: str, about: dict[str, Any], tied: bool) -> dict[str, Any]:
@@ -102,10 +119,11 @@ def _settings(kind: str, about: dict[str, Any], tied: bool) -> dict[str, Any]:
     # Epsilon is a float32: the decimal number that rounds to it is meant.
     if isinstance(epsilon := settings["rms_norm_eps"], float):
         settings["rms_norm_eps"] = float(np.format_float_scientific(np.float32(epsilon), unique=True))
-    dim, heads = settings["hidden_size"], settings["num_attention_heads"]
+    dim: Any = settings["hidden_size"]
+    heads: Any = settings["num_attention_heads"]
     if settings["num_key_value_heads"] is None:
         settings["num_key_value_heads"] = heads
-    if settings["head_dim"] is None and isinstance(dim, int) and isinstance(heads, int) and heads > 0:
+    if settings["head_dim"] is None and is_a(int, dim) and is_a(int, heads):
         settings["head_dim"] = dim // heads
     return settings
 

@@ -19,7 +19,8 @@ def open_source(path: pathlib.Path) -> contextlib.AbstractContextManager[Source]
         InputError: nothing there can be read.
     """
     path = find_file(path)
-    return _FILES[path.suffix](path) if path.suffix in _FILES and path.is_file() else open_folder(path)
+    kind = path.suffix.lower()
+    return _FILES[kind](path) if kind in _FILES and path.is_file() else open_folder(path)
 
 
 def find_file(path: pathlib.Path) -> pathlib.Path:
@@ -30,7 +31,7 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
     """
     if not path.is_dir() or (path / "config.json").exists():
         return path
-    files = [file for file in sorted(path.iterdir()) if file.suffix in _FILES]
+    files = [file for file in sorted(path.iterdir()) if file.suffix.lower() in _FILES]
     if len(files) > 1:
         raise InputError(f"{path} has {len(files)} models, such as {files[0].name}: give one of these files")
     return files[0] if files else path

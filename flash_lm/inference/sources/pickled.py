@@ -14,30 +14,45 @@ import numpy as np
 from flash_lm.errors import InputError, first_line
 from flash_lm.models.formats.format import Arrays
 
-# Classes of storages by name -> dtype.
-_STORAGES = {"FloatStorage": np.float32, "HalfStorage": np.float16, "BFloat16Storage": ml_dtypes.bfloat16}
+# Classes of storages by name -> dtype. Of those that are no weights, only names are read.
+_STORAGES: dict[str, Any] = {
+    "FloatStorage": np.float32,
+    "HalfStorage": np.float16,
+    "BFloat16Storage": ml_dtypes.bfloat16,
+    **dict.fromkeys(("DoubleStorage", "LongStorage", "IntStorage", "ShortStorage", "CharStorage", "ByteStorage"), None),
+    "BoolStorage": None,
+}
 _MOST_BYTES = 2**26  # of the pickle itself, which has only names and shapes
 
 
-class _Stored(NamedTuple):
-    """A tensor in a file: the name of its storage, and where it is there, in numbers."""
+class _Storage(NamedTuple):
+    """A storage of a file: its class and its name. A pickle cannot make one itself."""
 
-    storage: str
-    dtype: Any
+    kind: str
+    name: str
+
+
+class _Stored(NamedTuple):
+    """A tensor: its storage, and where it is there, in numbers."""
+
+    storage: _Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
-def _rebuild(storage: tuple[str, Any], offset: int, shape: Any, strides: Any, *_: Any) -> _Stored:
-    return _Stored(*storage, offset, tuple(shape), tuple(strides))
+def _rebuild(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Stored:
+    numbers = (offset, *shape, *strides)
+    if not isinstance(storage, _Storage) or not all(type(x) is int and x >= 0 for x in numbers):
+        raise pickle.UnpicklingError("it has a damaged tensor")
+    return _Stored(storage, offset, tuple(shape), tuple(strides))
 
 
 _ALLOWED = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild,
     ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-    **{("torch", name): dtype for name, dtype in _STORAGES.items()},
+    **{("torch", name): name for name in _STORAGES},
 }
 
 
@@ -50,10 +65,10 @@ class _TensorsOnly(pickle.Unpickler):
         return _ALLOWED[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        kind, dtype, key, *_ = pid
-        if kind != "storage" or not isinstance(key, str):
-            raise pickle.UnpicklingError(f"it has a {kind!r:.80}")
-        return key, dtype
+        what, kind, name, *_ = pid
+        if what != "storage" or kind not in _STORAGES or not isinstance(name, str):
+            raise pickle.UnpicklingError("it has a storage of an unknown kind")
+        return _Storage(kind, name)
 
 
 @contextlib.contextmanager
@@ -61,31 +76,50 @@ def open_pickled(path: pathlib.Path) -> Iterator[tuple[Arrays, str]]:
     """Opens a file of `torch.save`; yields functions that read its tensors, by name, and their dtype.
 
     Raises:
-        InputError: it is damaged, of PyTorch before 1.6, or has more than tensors of floating-point numbers.
+        InputError: it is damaged, of PyTorch before 1.6, or no dict of tensors; one that is read is no floating-point
+            number.
     """
-    try:
-        with zipfile.ZipFile(path) as file:
-            top = next(name for name in file.namelist() if name.endswith("data.pkl")).removesuffix("data.pkl")
-            order = f"{top}byteorder"
-            if order in file.namelist() and file.read(order) != b"little":
-                raise ValueError("its numbers are big-endian")
-            if file.getinfo(f"{top}data.pkl").file_size > _MOST_BYTES:
-                raise ValueError("its index is too large")
-            with file.open(f"{top}data.pkl") as index:
-                content = _TensorsOnly(index).load()
-            if not isinstance(content, dict) or not all(isinstance(x, _Stored) for x in content.values()):
-                raise ValueError("it is no dict of tensors")
-            dtype = "bfloat16" if {x.dtype for x in content.values()} == {ml_dtypes.bfloat16} else "float32"
+    with contextlib.ExitStack() as stack:
+        with _explained(path):
+            file = stack.enter_context(zipfile.ZipFile(path))
+            top, content = _read_index(file)
+        dtypes = {_STORAGES[x.storage.kind] for x in content.values()} - {None}
+        dtype = "bfloat16" if dtypes == {ml_dtypes.bfloat16} else "float32"
 
-            def read(x: _Stored) -> np.ndarray:
+        def read(name: str) -> np.ndarray:
+            storage, offset, shape, strides = content[name]
+            if (of_file := _STORAGES[storage.kind]) is None:
+                raise InputError(f"{name} is a {storage.kind}: only {', '.join(x for x in _STORAGES if _STORAGES[x])}")
+            with _explained(path):
                 # The constructor checks that shape and strides stay inside of the buffer.
-                buffer, size = file.read(f"{top}data/{x.storage}"), np.dtype(x.dtype).itemsize
-                strides = tuple(size * stride for stride in x.strides)
-                return np.ndarray(x.shape, x.dtype, buffer, size * x.offset, strides).astype(dtype)
+                buffer, size = file.read(f"{top}data/{storage.name}"), np.dtype(of_file).itemsize
+                steps = tuple(size * stride for stride in strides)
+                return np.ndarray(shape, of_file, buffer, size * offset, steps).astype(dtype)
 
-            yield {name: lambda x=x: read(x) for name, x in content.items()}, dtype
-    except InputError:
-        raise
+        yield {name: lambda name=name: read(name) for name in content}, dtype
+
+
+def _read_index(file: zipfile.ZipFile) -> tuple[str, dict[str, _Stored]]:
+    """The folder inside of a file, and its tensors by name."""
+    top = next(name for name in file.namelist() if name.endswith("data.pkl")).removesuffix("data.pkl")
+    order = f"{top}byteorder"
+    if order in file.namelist() and file.read(order) != b"little":
+        raise ValueError("its numbers are big-endian")
+    if file.getinfo(f"{top}data.pkl").file_size > _MOST_BYTES:
+        raise ValueError("its index is too large")
+    with file.open(f"{top}data.pkl") as index:
+        content = _TensorsOnly(index).load()
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(x, _Stored) for name, x in content.items()
+    ):
+        raise ValueError("it is no dict of tensors")
+    return top, content
+
+
+@contextlib.contextmanager
+def _explained(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # a damaged pickle may raise anything
         raise InputError(
             f"{path} cannot be read as tensors of PyTorch ({first_line(error)}): convert it to safetensors where it "

@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from flash_lm.errors import InputError
 from flash_lm.models.formats.format import Arrays, Format, Layout
 
-_LAYERS = "layers."
+_LAYERS, _TABLE, _HEAD = "layers.", "embedding", "output_embedding"
 _LISTED = 5  # names or shapes that an error lists
 Shape = tuple[int, ...]
 
@@ -40,9 +40,14 @@ def to_params(row: Format, arrays: Arrays, shapes: Mapping[str, Shape]) -> dict[
     places, absent = _places(row, shapes)
     expected = {place.theirs for place in places}
     # A tied head may be in the file, too, as a copy of the embedding.
-    present = arrays.keys() - {place.theirs for place in absent if place.ours == ("output_embedding",)}
+    heads = {place.theirs for place in absent if place.ours == (_HEAD,)} & arrays.keys()
+    present = arrays.keys() - heads
     if wrong := [*(f"no {x}" for x in sorted(expected - present)), *(f"also {x}" for x in sorted(present - expected))]:
         raise InputError(f"the weights are not those of {row.title} with this config.json: {_listed(wrong)}")
+
+    for table, head in ((place.theirs, head) for place in places if place.ours == (_TABLE,) for head in heads):
+        if not np.array_equal(arrays[table](), arrays[head]()):
+            raise InputError(f"config.json says that {head} is {table}, and the two differ: it is damaged")
 
     # Read one by one, cut into our parameters, and stack the layers.
     flat, wrong, layers = {}, [], {}

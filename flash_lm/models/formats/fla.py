@@ -52,7 +52,8 @@ SHAPE = {
     "absolute_positions": "none",
     "softmax.cap": 0.0,
 }
-THEIRS = {"attn": None, "hidden_act": "swish", "norm_eps": EPSILON, "attnres_block_size": None}
+THEIRS = {"hidden_act": "swish", "norm_eps": EPSILON}
+INACTIVE = {"attn": None, "attnres_block_size": None}
 DEFAULTS = {"max_position_embeddings": 2048, "tie_word_embeddings": False, "conv_size": 4}
 
 

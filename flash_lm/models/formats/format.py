@@ -52,7 +52,7 @@ class Setting(NamedTuple):
 
     Attributes:
         name: its name.
-        kind: its type; numbers are positive.
+        kind: its type: int, float, bool or str; numbers are positive.
     """
 
     name: str
@@ -70,13 +70,15 @@ class Format:
         keys: keys of `config.model` -> settings of theirs with the same value.
         needs: further settings of theirs that `read` needs, with their types.
         ours: values that keys of `config.model` must have.
-        theirs: values that their settings must have, if they are present.
+        theirs: values that their settings must have, if they are present; an export has them.
+        inactive: values under which settings of other variants have no effect; an export leaves them out.
         defaults: values of their settings that may be missing.
         read: function (their settings with defaults) -> further keys of `config.model`, and further settings that
             cannot be read, such as "rope_scaling=yarn".
         write: function (a complete config) -> further settings of theirs.
         problems: function (a complete config) -> further reasons why a model cannot be written, besides `ours`.
         units: how many of their layers one of ours has.
+        float32: whether parameters are float32, whatever the file's are.
         ignored: ends of names of arrays that follow from the settings, in old files.
         prepare: function applied to their arrays first, such as one that folds one into another.
         one_way: why a model cannot be written in this format; empty: it can.
@@ -90,11 +92,13 @@ class Format:
     ours: Mapping[str, Any]
     needs: Mapping[str, type] = dataclasses.field(default_factory=dict)
     theirs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inactive: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     read: Callable[[Settings], tuple[dict[str, Any], list[str]]] = lambda settings: ({}, [])
     write: Callable[[ModelConfig], dict[str, Any]] = lambda config: {}
     problems: Callable[[ModelConfig], list[str]] = lambda config: []
     units: int = 1
+    float32: bool = False
     ignored: tuple[str, ...] = ()
     prepare: Callable[[Arrays], Arrays] = lambda arrays: arrays
     one_way: str = ""
@@ -118,12 +122,12 @@ def of_type(name: str) -> Callable[[Settings], bool]:
 
 
 def find_format(settings: Settings) -> str:
-    """The name of the format of a config.json.
+    """The name of the format of a config.json; of several that recognise it, the one that was registered last.
 
     Raises:
         InputError: no format recognises it.
     """
-    for name, row in FORMATS.items():
+    for name, row in reversed([*FORMATS.items()]):
         if row.recognises(settings):
             return name
     kind = settings.get("model_type")

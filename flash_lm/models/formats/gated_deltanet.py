@@ -3,7 +3,18 @@
 from typing import Any
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.models.formats.fla import ATTENTION, DEFAULTS, KEYS, OURS, SHAPE, TENSORS, THEIRS, maps, read_mlp
+from flash_lm.models.formats.fla import (
+    ATTENTION,
+    DEFAULTS,
+    INACTIVE,
+    KEYS,
+    OURS,
+    SHAPE,
+    TENSORS,
+    THEIRS,
+    maps,
+    read_mlp,
+)
 from flash_lm.models.formats.format import Format, Setting, Settings, Tensor, of_type
 
 _TENSORS = (
@@ -43,6 +54,7 @@ ROWS = {
         ours={"family": "gated_deltanet", "delta.decay": True, **SHAPE},
         needs={"head_dim": int, "expand_v": float, "conv_size": int},
         theirs={**THEIRS, "use_gate": True, "use_short_conv": True, "output_gate_activation": "swish"},
+        inactive=INACTIVE,
         defaults={**DEFAULTS, "expand_v": 2.0, "head_dim": 256, "allow_neg_eigval": False},
         read=_read,
         write=_write,

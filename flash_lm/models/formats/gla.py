@@ -3,7 +3,18 @@
 from typing import Any
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.models.formats.fla import ATTENTION, DEFAULTS, KEYS, OURS, SHAPE, TENSORS, THEIRS, maps, read_mlp
+from flash_lm.models.formats.fla import (
+    ATTENTION,
+    DEFAULTS,
+    INACTIVE,
+    KEYS,
+    OURS,
+    SHAPE,
+    TENSORS,
+    THEIRS,
+    maps,
+    read_mlp,
+)
 from flash_lm.models.formats.format import Arrays, Format, Settings, Tensor, of_type
 
 _TENSORS = (
@@ -47,15 +58,17 @@ ROWS = {
         recognises=of_type("gla"),
         tensors=_TENSORS,
         keys=KEYS,
-        ours={"family": "gla", "gla.gate_rank": 16, "gla.gate_normalizer": 16.0, **SHAPE},
+        ours={"family": "gla", "gla.gate_rank": 16, "gla.gate_normalizer": 16.0, "gla.gate_floor": -5.0, **SHAPE},
         needs={"expand_k": float, "conv_size": int, "use_short_conv": bool},
-        theirs={
-            **THEIRS,
-            "expand_v": 1.0,
+        theirs={**THEIRS, "expand_v": 1.0, "use_output_gate": True, "elementwise_affine": True},
+        inactive={
+            **INACTIVE,
             "feature_map": None,
-            "use_output_gate": True,
             "clamp_min": None,
-            "elementwise_affine": True,
+            "use_gk": True,
+            "use_gv": False,
+            "gate_logit_normalizer": 16,
+            "gate_low_rank_dim": 16,
         },
         defaults={**DEFAULTS, "expand_k": 0.5, "use_short_conv": False},
         read=_read,

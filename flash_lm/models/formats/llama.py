@@ -53,7 +53,18 @@ OURS = {
     "short_convolution": 0,
     "softmax.cap": 0.0,
 }
-THEIRS = {"hidden_act": "silu", "quantization_config": None, "pretraining_tp": 1}
+THEIRS = {"hidden_act": "silu"}
+INACTIVE = {
+    "quantization_config": None,
+    "pretraining_tp": 1,
+    "partial_rotary_factor": 1.0,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "residual_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": None,
+    "logits_scaling": 1.0,
+}
 DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048, "head_dim": None}
 
 
@@ -105,6 +116,10 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _problems(config: ModelConfig) -> list[str]:
+    return [f"model.biases={config.biases}, not none or all"] if config.biases == "qkv" else []
+
+
 LLAMA = Format(
     title="LlamaForCausalLM",
     recognises=of_type("llama"),
@@ -112,9 +127,11 @@ LLAMA = Format(
     keys=KEYS,
     ours=OURS | {"query_key_norm": False},
     theirs=THEIRS,
+    inactive=INACTIVE | {"sliding_window": None},
     defaults=DEFAULTS,
     read=_read,
     write=_write,
+    problems=_problems,
     ignored=("rotary_emb.inv_freq",),
 )
 ROWS = {"llama": LLAMA}

@@ -57,9 +57,11 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    width = config.get("ssd.expanded_dim")
-    whole = width % config.model_dim == 0
-    return [] if whole else [f"model.ssd.expanded_dim={width}, not a multiple of model.model_dim={config.model_dim}"]
+    width, taps = config.get("ssd.expanded_dim"), config.short_convolution
+    wrong = ["model.short_convolution=0, not some taps"] if not taps else []
+    if width % config.model_dim:
+        wrong.append(f"model.ssd.expanded_dim={width}, not a multiple of model.model_dim={config.model_dim}")
+    return wrong
 
 
 MAMBA2 = Format(
@@ -78,12 +80,14 @@ MAMBA2 = Format(
         "pattern": (),
         "causal": True,
         "head": "softmax",
+        "biases": "none",
         "norm": "rms",
         "absolute_positions": "none",
         "softmax.cap": 0.0,
     },
     needs={"num_hidden_layers": int, "num_heads": int, "expand": float},
     theirs={"n_groups": 1, "use_bias": False, "use_conv_bias": True, "hidden_act": "silu"},
+    inactive={"rms_norm": True, "norm_before_gate": False},
     defaults={
         "n_groups": 8,
         "num_heads": 128,
@@ -99,6 +103,7 @@ MAMBA2 = Format(
     write=_write,
     problems=_problems,
     units=2,
+    float32=True,  # as its authors' residual stream
 )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from flash_lm.config.model import ModelConfig
 from flash_lm.models.formats.format import Format, Settings, of_type
-from flash_lm.models.formats.llama import DEFAULTS, LLAMA, OURS, THEIRS, read_heads, write_heads
+from flash_lm.models.formats.llama import DEFAULTS, INACTIVE, LLAMA, OURS, THEIRS, read_heads, write_heads
 
 
 def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
@@ -32,9 +32,11 @@ def _row(name: str, title: str, width: int | None, ours: dict[str, Any], theirs:
         recognises=of_type(name),
         ours=OURS | ours,
         theirs=THEIRS | theirs,
+        inactive=INACTIVE,
         defaults=DEFAULTS | {"head_dim": width},
         read=_read,
         write=write,
+        problems=lambda config: [],
     )
 
 

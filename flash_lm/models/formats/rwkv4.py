@@ -81,6 +81,7 @@ ROWS = {
             "pattern": (),
             "causal": True,
             "head": "softmax",
+            "biases": "none",
             "norm": "layer",
             "norm_epsilon": _EPSILON,
             "absolute_positions": "none",
@@ -90,6 +91,7 @@ ROWS = {
         defaults={"context_length": 1024},
         read=_read,
         prepare=_fold_first_norm,
+        float32=True,  # the folded table would be rounded
         one_way="an import folds the first norm into the embedding, and that cannot be undone",
     )
 }

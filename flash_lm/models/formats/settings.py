@@ -28,7 +28,7 @@ def to_settings(row: Format, config: ModelConfig) -> dict[str, Any]:
     """
     return {
         **{setting.name: config.get(key) for key, setting in row.keys.items()},
-        **{name: value for name, value in row.theirs.items() if value is not None},
+        **row.theirs,
         **row.write(config),
     }
 
@@ -47,7 +47,8 @@ def to_keys(row: Format, settings: Settings) -> dict[str, Any]:
 
     # Everything else must be as in our model.
     keys = {key: values[setting.name] for key, setting in row.keys.items()}
-    wrong = [f"{name}={values[name]}" for name, good in row.theirs.items() if values.get(name, good) != good]
+    fixed = {**row.theirs, **row.inactive}
+    wrong = [f"{name}={values[name]}" for name, good in fixed.items() if values.get(name, good) != good]
     more, unread = row.read(values)
     if wrong := wrong + unread:
         raise InputError(f"config.json has {', '.join(wrong)}, which flash_lm does not support")
@@ -57,6 +58,7 @@ def to_keys(row: Format, settings: Settings) -> dict[str, Any]:
 
 def is_a(kind: type, value: Any) -> bool:
     """Whether a setting has this type; a number must be positive, and of a size that an array can have."""
-    if kind is bool or isinstance(value, bool):
-        return kind is bool and isinstance(value, bool)
-    return isinstance(value, (int, float) if kind is float else int) and 0 < value < _LARGEST
+    if kind not in (int, float):
+        return isinstance(value, kind)
+    number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+    return number and 0 < value < _LARGEST
