@@ -84,7 +84,7 @@ def open_gguf(path: pathlib.Path) -> Iterator[Source]:
             problem = f"{tensor.name} of type {tensor.tensor_type.name} ({first_line(error)})"
             raise InputError(f"{path} has {problem}, which cannot be read: give another file of the model") from None
         # Rows that do not divide are of another shape than the settings say, which is reported for all arrays.
-        count = heads.get(tensor.name.split(".")[-2])
+        count = heads.get(tensor.name.split(".")[-2], 0)
         return unpermute(x, count) if is_a(int, count) and len(x) % (2 * count) == 0 else x
 
     arrays = {_their_name(tensor.name): lambda tensor=tensor: read(tensor) for tensor in reader.tensors}
