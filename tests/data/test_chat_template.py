@@ -87,6 +87,9 @@ def test_templates_in_the_style_of_published_models(source, expected, prompt):
         ("{{ strftime_now('%Y') | length }}{{ tools is none }}{{ dict(a=1) }}", "4True{'a': 1}"),
         ("{% for m in messages %}{{ loop.index }}{{ 'last' if loop.last }}{{ loop.length }}{% endfor %}", "13233last3"),
         ("{{ '-' * 3 }}{{ 2 * 3 }}", "---6"),
+        ("{{ 'a' ~ 1 ~ nothing ~ ('<' ~ 'b') }}{{ 'c' + 'd' }}{{ [1] + [2] }}{{ 7 // 2 - 1 }}", "a1<bcd[1, 2]2"),
+        ("{{ messages | map(attribute='role') | map('upper') | join('-') }}", "SYSTEM-USER-ASSISTANT"),
+        ("{{ messages | selectattr('role', 'in', ['user', 'tool']) | list | length }}{{ 4 is even }}", "1True"),
     ],
     ids=lambda x: x[:20],
 )
@@ -109,20 +112,32 @@ def test_what_templates_may_use(source, expected):
         ("{% set ns = namespace() %}{% set ns.__html__ = 1 %}", "may not begin with _"),
         ("{% include '/etc/passwd' %}", "no loader"),
         ("{{ 9 ** 9 ** 9 }}", "a power"),
-        ("{{ 'x' * 10000000000 }}", "repeats a text too often"),
-        ("{{ 10000000000 * ['x'] }}", "repeats a text too often"),
+        ("{{ 'x' * 10000000000 }}", "a value of over 16,777,216 characters"),
+        ("{{ 10000000000 * ['x'] }}", "a value of over 16,777,216 characters or elements"),
+        ("{% set a = 'x' * 99 %}" + "{% set a = a + a %}" * 20, "a value of over 16,777,216 characters"),
+        ("{% set a = ['x'] * 99 %}" + "{% set a = a + a %}" * 20, "a value of over 16,777,216 characters or elements"),
+        ("{% set a = 'x' * 99 %}" + "{% set a = a ~ a %}" * 20, "a value of over 16,777,216 characters"),
+        ("{% set a = 'x' * 99 %}" + "{% set a %}{{ a }}{{ a }}{% endset %}" * 20, "a value of over 16,777,216"),
+        ("{% set a = 3 %}" + "{% set a = a * a %}" * 12, "an integer over 2\\*\\*64"),
+        ("{% set a = 3 %}" + "{% set a = a + a %}" * 70, "an integer over 2\\*\\*64"),
+        ("{{ '9' * 30 + 'x' }}{{ ('9' * 30) | int // 7 }}", "an integer over 2\\*\\*64"),
+        ("{% set a = range(99999) | list %}" + "{{ a | sort | first }}" * 400, "takes over"),
+        ("{% set a = range(99999) | list %}" + "{{ -1 is in a }}" * 999, "takes over"),
+        ("{{ lipsum(n=99999999) }}", "'lipsum' is undefined"),
+        ("{{ '\\ud800' }}", "writes U.D800, which is not UTF-8 text"),
+        ("{{ raise_exception('\\ud800') }}", r"refuses these messages: \?$"),
         ("{% for a in range(99999) %}{{ 'x' * 10000 }}{% endfor %}", "over 16,777,216 characters"),
         ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "takes over"),
         ("{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}", "takes over"),
         ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "takes over"),
     ],
-    ids=lambda x: x[:30],
+    ids=lambda x: x[:50],
 )
 def test_a_template_that_does_harm_ends_in_one_line(source, message, monkeypatch):
     monkeypatch.setattr(chat_template, "_MOST_SECONDS", 0.2)
     with pytest.raises(InputError, match=message) as error:
         render(source)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400 and str(error.value).isprintable()
 
 
 def test_a_template_is_saved_with_its_tokenizer_and_changes_nothing_else(tmp_path):
