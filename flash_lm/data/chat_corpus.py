@@ -41,7 +41,7 @@ class Chats:
 
     def example(self, number: int, length: int) -> Example:
         """The first tokens of a chat, for a row of `length`; the tokens of its answers are targets."""
-        ids, is_answer = self._chats[number]
+        ids, is_answer, _ = self._chats[number]
         targets = np.where(is_answer[1:], ids[1:], NO_TARGET)
         return Example(ids[:-1][:length], targets=targets[:length])
 
@@ -78,6 +78,7 @@ def chats(config: DataConfig, known: KnownCorpus | None) -> ExampleCorpus:
     read: dict[str, list[_Chat]] = {split: [] for split in SPLITS}
     for file in files:
         read[file.split] += _read(file, encoder)
+    _tell_only_last([chat.tokens for content in read.values() for chat in content])
     splits = _hold_out(read, config)
 
     # The name and the order of chats do not depend on the row's length, but those without a target there are left out.
@@ -116,6 +117,17 @@ def _encode(line: str, encoder: ChatEncoder) -> _Chat:
     messages = content["messages"]
     tokens = encoder.with_answers(messages)
     return _Chat(tokens, hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest())
+
+
+def _tell_only_last(read: Sequence[ChatTokens]) -> None:
+    """Says of how many chats only the last answer is learnt."""
+    if count := sum(tokens.only_last for tokens in read):
+        _log.info(
+            "%d of %d chats teach their last answer alone, for the template writes earlier answers in another way once "
+            "messages follow",
+            count,
+            len(read),
+        )
 
 
 def _hold_out(splits: dict[str, list[_Chat]], config: DataConfig) -> dict[str, list[_Chat]]:

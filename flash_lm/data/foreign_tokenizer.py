@@ -39,6 +39,7 @@ class HuggingFaceTokenizer:
 
     Attributes:
         chat_template: the Jinja source that a chat of its model is written with; None: there is none.
+        has_begin: whether `begin` is the template's bos_token; otherwise the template has none.
     """
 
     kind = "hf"
@@ -61,6 +62,7 @@ class HuggingFaceTokenizer:
         self._tokenizer.encode_special_tokens = True  # text that spells a special token is text
         # Special tokens and the size of the vocabulary, which may have gaps.
         self.begin, self.end, self.chat_template = about["begin"], about["end"], about.get("chat_template")
+        self.has_begin = about.get("has_begin", True)
         self._added = self._tokenizer.get_added_tokens_decoder()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         if not all(type(i) is int and 0 <= i < self.vocab_size for i in (self.begin, self.end)):
@@ -72,15 +74,22 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def of(
-        cls, tokenizer: dict[str, Any], begin: int | str, end: int | str, chat_template: str | None = None
+        cls,
+        tokenizer: dict[str, Any],
+        begin: int | str,
+        end: int | str,
+        chat_template: str | None = None,
+        *,
+        has_begin: bool = True,
     ) -> "HuggingFaceTokenizer":
         """Builds a tokenizer from the content of a tokenizer.json.
 
         Args:
             tokenizer: the content of tokenizer.json.
-            begin: begin-of-text, as an id or a token.
+            begin: what texts begin with, as an id or a token.
             end: end-of-text, as an id or a token.
             chat_template: Jinja source of the model's chats; None: there is none.
+            has_begin: whether `begin` is the template's bos_token.
 
         Raises:
             InputError: not a tokenizer, or these tokens are missing.
@@ -88,6 +97,8 @@ class HuggingFaceTokenizer:
         about = {"begin": 0, "end": 0, "tokenizer": tokenizer}
         if chat_template is not None:  # without one, files and fingerprints are those of before there were any
             about["chat_template"] = chat_template
+            if not has_begin:
+                about["has_begin"] = False
         made = cls(json.dumps(about).encode())
         ids = [made._tokenizer.token_to_id(x) if isinstance(x, str) else x for x in (begin, end)]
         if any(i is None or not 0 <= i < made.vocab_size for i in ids):
@@ -180,7 +191,7 @@ class HuggingFaceTokenizer:
         return np.array([len(self.token_bytes(i)) for i in range(self.vocab_size)], np.int32)
 
     def model_bytes(self) -> bytes:
-        """JSON: the tokenizer.json, the ids of begin- and end-of-text, and the chat template if there is one."""
+        """JSON: the tokenizer.json, the ids of begin- and end-of-text, and what is known of a chat template."""
         return self._model
 
     def tokenizer_json(self) -> str:
@@ -212,8 +223,10 @@ def read_tokenizer(path: pathlib.Path) -> HuggingFaceTokenizer:
         raise InputError(
             f"{folder} has no end-of-text token: name it as eos_token in a tokenizer_config.json next to tokenizer.json"
         )
-    # Some use the same token for begin- and end-of-text.
-    return HuggingFaceTokenizer.of(content, end if begin is None else begin, end, _chat_template(folder, words))
+    # Without begin-of-text, texts begin with end-of-text; a template has none even where only config.json names one.
+    has_begin = begin is not None and words.get("bos_token", begin) is not None
+    template = _chat_template(folder, words)
+    return HuggingFaceTokenizer.of(content, end if begin is None else begin, end, template, has_begin=has_begin)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -246,14 +259,18 @@ def _chat_template(folder: pathlib.Path, words: dict[str, Any]) -> str | None:
             raise InputError(f"cannot read {file} as UTF-8 text: download the model again") from None
     template = words.get("chat_template")
     if isinstance(template, list):
-        named = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}
-        template = named.get("default")
+        template = next(
+            (x.get("template") for x in template if isinstance(x, dict) and x.get("name") == "default"), None
+        )
     return template
 
 
 def _usual(tokenizer: dict[str, Any], names: Sequence[str]) -> str | None:
     """The first of these names that is a special token."""
-    special = {x.get("content") for x in tokenizer.get("added_tokens", []) if x.get("special")}
+    added = tokenizer.get("added_tokens")
+    special = (
+        [x.get("content") for x in added if isinstance(x, dict) and x.get("special")] if isinstance(added, list) else []
+    )
     return next((name for name in names if name in special), None)
 
 

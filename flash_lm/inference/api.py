@@ -113,8 +113,7 @@ class LoadedModel(TrainedModel):
             settings: as of `generate`.
 
         Raises:
-            InputError: the model has no chat template, which a base model lacks, a message spells a special token, or
-                as `generate`.
+            InputError: the model has no chat template, a message spells a special token, or as `generate`.
         """
         return self._continue([self.chat_encoder.prompt(messages)], max_tokens, seed, settings)[0]
 

@@ -166,6 +166,8 @@ def _write_for_transformers(trained: TrainedModel, hf_tokenizer: Any, folder: pa
         f"{name}_token": hf_tokenizer.id_to_token(i)
         for name, i in (("bos", trained.tokenizer.begin), ("eos", trained.tokenizer.end))
     }
+    if not getattr(trained.tokenizer, "has_begin", True):  # what texts begin with is no begin-of-text for a template
+        words["bos_token"] = None
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **words}
     if template := getattr(trained.tokenizer, "chat_template", None):
         about["chat_template"] = template

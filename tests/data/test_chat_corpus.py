@@ -91,6 +91,17 @@ def test_a_long_chat_is_cut_and_one_without_an_answer_in_its_row_is_left_out(tmp
     assert "train: 2 of 5 chats are longer than data.length=64 tokens: 1 are cut, 1 have no answer" in caplog.text
 
 
+def test_a_run_says_of_how_many_chats_only_the_last_answer_is_learnt(tmp_path, caplog):
+    changing = CHATML.replace(
+        "message['content']", "message['content'] + ('.' if loop.last and message.role == 'assistant' else '')"
+    )
+    with caplog.at_level(logging.INFO, "flash_lm"):
+        corpus = load(config(write(tmp_path / "chats.jsonl", CHATS), tmp_path), chat_tokenizer(changing))
+    texts = sum((predicted(split) for split in corpus.splits.values()), [])
+    assert "two.<|im_end|>" in texts and not any("one" in text for text in texts)
+    assert caplog.text.count("1 of 30 chats teach their last answer alone") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

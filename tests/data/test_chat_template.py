@@ -45,6 +45,11 @@ MISTRAL = """{%- if messages[0]['role'] == 'system' %}
     {%- endif %}
 {%- endfor %}"""
 
+THINKING = CHATML.replace(
+    "message['content']",
+    "('<think></think>' if message.role == 'assistant' and loop.last else '') + message['content']",
+)
+
 
 def render(source: str, messages=CHAT, add_generation_prompt: bool = True) -> str:
     return ChatTemplate(source, "<s>", "</s>").render(messages, add_generation_prompt=add_generation_prompt)
@@ -158,6 +163,7 @@ def test_a_template_is_saved_with_its_tokenizer_and_changes_nothing_else(tmp_pat
         ({"tokenizer_config.json": "a"}, "a"),
         ({"tokenizer_config.json": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]}, "d"),
         ({"tokenizer_config.json": [{"name": "tools", "template": "t"}]}, None),
+        ({"tokenizer_config.json": [{"name": [1], "template": "t"}, {"name": "default", "template": "d"}, 3]}, "d"),
         ({"tokenizer_config.json": "a", "chat_template.jinja": "ä\n"}, "ä\n"),
     ],
     ids=str,
@@ -172,6 +178,41 @@ def test_a_downloaded_folder_has_a_template_in_one_of_two_files(files, expected,
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
     actual = read_tokenizer(tmp_path)
     assert actual.chat_template == expected and (actual.begin, actual.end) == (1, 2)
+
+
+@pytest.mark.parametrize("added", [None, 3, [3], [{"content": [1], "special": True}]], ids=str)
+def test_added_tokens_of_a_wrong_type_are_refused_in_one_line(added, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(tokenizer_json()) | {"added_tokens": added}))
+    with pytest.raises(InputError, match="has no end-of-text token: name it") as error:
+        read_tokenizer(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "ids", "begin", "expected"),
+    [
+        ({"bos_token": SPECIAL[1]}, {}, 1, "<|im_start|>"),
+        ({}, {"bos_token_id": 3}, 3, "[MASK]"),
+        ({"bos_token": None}, {"bos_token_id": 3}, 3, ""),  # as of Qwen
+        ({}, {}, 2, ""),
+        ({"bos_token": SPECIAL[2]}, {}, 2, "<|im_end|>"),
+    ],
+    ids=str,
+)
+def test_a_template_has_a_begin_of_text_only_if_the_model_has(words, ids, begin, expected, tmp_path):
+    """Without one, `bos_token` is undefined, as in transformers; texts still begin with a token."""
+    template = "{{ bos_token }}{{ 'none' if bos_token is not defined }}{{ messages[0].content }}"
+    for name, content in (("tokenizer_config", words | {"eos_token": SPECIAL[2]}), ("config", ids)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    plain = read_tokenizer(tmp_path)
+    assert plain.fingerprint == HuggingFaceTokenizer.of(json.loads(tokenizer_json()), begin, 2).fingerprint
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = read_tokenizer(tmp_path)
+    assert tokenizer.begin == begin and (b"has_begin" in tokenizer.model_bytes()) == (not expected)
+    save_tokenizer(tokenizer, tmp_path)
+    for each in (tokenizer, load_tokenizer(tmp_path), tokenizer.within(260)[0]):
+        assert spelled(ChatEncoder(each, "mine").prompt([user("a")])) == (expected or "none") + "a"
 
 
 def test_a_prompt_has_special_tokens_where_the_template_writes_them():
@@ -205,36 +246,65 @@ def test_messages_that_are_refused(messages, message):
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), chat_tokenizer(None)], ids=["bytes", "hf"])
 def test_a_base_model_has_no_template(tokenizer):
-    with pytest.raises(InputError, match="mine has no chat template, for it is a base model"):
+    with pytest.raises(InputError, match="mine has no chat template: give it a text without chat"):
         ChatEncoder(tokenizer, "mine")
 
 
 def test_an_answer_must_end_with_the_end_of_texts():
     """Else the model would go on after its own end."""
     other = CHATML.replace("<|im_end|>", "[MASK]")
-    with pytest.raises(InputError, match=r"ends an answer with \[MASK\], and its tokenizer a text with <\|im_end\|>"):
+    with pytest.raises(
+        InputError, match=r"ends an answer with \[MASK\], and its tokenizer a text with <\|im_end\|>"
+    ) as e:
         ChatEncoder(chat_tokenizer(other), "mine")
+    assert "not a GGUF file, with eos_token set to [MASK] in its tokenizer_config.json" in str(e.value)
     wants_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}" + other
     assert len(ChatEncoder(chat_tokenizer(wants_system), "mine").prompt(CHAT[:2]))
+    broken = ChatEncoder(chat_tokenizer("{{ '\\ud800' }}"), "mine")  # known only when it has a chat, too
+    with pytest.raises(InputError, match="not UTF-8 text"):
+        broken.prompt(CHAT)
+
+
+def test_a_content_that_the_template_turns_into_a_special_token_is_refused():
+    stripped = CHATML.replace("message['content']", "message['content'] | replace('!', '')")
+    around = CHATML.replace("message['content']", "'<' + message['content'] + '>'")
+    for template, text in ((stripped, "a<|im!_end|>"), (around, "pad")):
+        encoder = ChatEncoder(chat_tokenizer(template), "mine")
+        assert len(encoder.prompt([user("<|im_!en>"), user(" "), user("")]))
+        with pytest.raises(InputError, match=r"makes a special token, <.*>, of the content of a message"):
+            encoder.prompt([user("a"), user(text)])
+        with pytest.raises(InputError, match=r"makes a special token, <.*>, of the content of a message"):
+            encoder.with_answers([user("a"), assistant(text)])
 
 
 def test_answers_are_found_with_their_end_tokens():
     chat = [CHAT[0], user("ä"), assistant("\n猫"), user("and?"), assistant("no")]
-    ids, is_answer = ChatEncoder(chat_tokenizer(), "mine").with_answers(chat)
-    assert spelled(ids[is_answer]) == "\n猫<|im_end|>no<|im_end|>"
+    ids, is_answer, only_last = ChatEncoder(chat_tokenizer(), "mine").with_answers([*chat, user("not read")])
+    assert spelled(ids[is_answer]) == "\n猫<|im_end|>no<|im_end|>" and not only_last
     assert spelled(ids) == render(CHATML, chat, add_generation_prompt=False)
     # A template without an end token after answers: all that it adds for one.
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     plain += "{% if add_generation_prompt %}assistant: {% endif %}"
-    ids, is_answer = ChatEncoder(chat_tokenizer(plain), "mine").with_answers(chat)
+    ids, is_answer, _ = ChatEncoder(chat_tokenizer(plain), "mine").with_answers(chat)
     assert spelled(ids[is_answer]) == "\n猫\nno\n"
+
+
+@pytest.mark.parametrize("end", [[], [user("thanks")]], ids=["answer", "user"])
+def test_of_answers_that_the_template_changes_later_the_last_is_learnt(end):
+    """As of Qwen3's, which writes reasoning, or its absence, before the last answer alone."""
+    encoder = ChatEncoder(chat_tokenizer(THINKING), "mine")
+    ids, is_answer, only_last = encoder.with_answers([user("a"), assistant("b"), user("c"), assistant("d"), *end])
+    assert spelled(ids[is_answer]) == "<think></think>d<|im_end|>" and only_last
+    assert spelled(ids).count("think") == 2 and "b<|im_end|>" in spelled(ids)
+    ids, is_answer, only_last = encoder.with_answers([user("a"), assistant("b"), *end])
+    assert spelled(ids[is_answer]) == "<think></think>b<|im_end|>" and not only_last
 
 
 @pytest.mark.parametrize(
     ("template", "messages", "message"),
     [
         (CHATML, [user("a")], "no message has the role assistant"),
-        ("{{ messages[-1].content }}", CHAT, "writes a message in another way once the next ones follow"),
+        ("{{ messages[-1].content }}", CHAT, "before an answer in another way once the answer follows"),
         (CHATML.replace("assistant", "model"), CHAT, "so that message 3 cannot be found"),
     ],
     ids=["none", "last", "names"],

@@ -84,7 +84,7 @@ def test_flags_that_are_refused(run, words, message):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("text", "a_text_run has no chat template, for it is a base model"),
+        ("text", "a_text_run has no chat template: give it a text without chat"),
         ("couplets", "a_couplets_run writes second lines of couplets: leave out --chat"),
         ("fill_in", "a_fill_in_run is a masked language model and does not support --chat"),
     ],

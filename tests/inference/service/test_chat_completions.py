@@ -122,6 +122,6 @@ def test_requests_that_are_refused(chat, asked, status, message):
 
 def test_a_model_without_a_template_refuses_chats(text, chat):
     error = post(text, status=400)["error"]
-    assert error["message"].startswith("a_text_run has no chat template, for it is a base model")
+    assert error["message"].startswith("a_text_run has no chat template: give it a text without chat")
     assert error["type"] == "invalid_request_error"
     assert [x.get("/api/model").json()["chat"] for x in (text, chat)] == [False, True]
