@@ -1,17 +1,22 @@
 """Chats with a model in Python and on the command line."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
-from chats import assistant, chat_tokenizer, user
+from chats import CHATML, assistant, chat_tokenizer, tokenizer_json, user
 
 from flash_lm import generate
 from flash_lm.cli import generate_output
+from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer, read_tokenizer
 from flash_lm.errors import InputError
+from flash_lm.inference.export import export
 from flash_lm.inference.generation import Generator
 from flash_lm.inference.sampling import Sampling
 from inference.service.serving import random_model
+from inference.test_export import trained_model
+from inference.test_llama import SHAPE
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -95,3 +100,13 @@ def test_models_that_do_not_chat(kind, message, monkeypatch):
     with pytest.raises(InputError, match=message):
         generate.main(["--workdir=mine", "--chat", "--prompt=a"])
     assert not other.can_chat
+
+
+@pytest.mark.parametrize("has_begin", [True, False])
+def test_a_model_for_transformers_keeps_its_template(has_begin, tmp_path):
+    """And does not turn what texts begin with into a begin-of-text that the template would write."""
+    trained = trained_model(tmp_path / "run", "transformer_plus_plus", **SHAPE)
+    tokenizer = HuggingFaceTokenizer.of(json.loads(tokenizer_json()), 1, 2, CHATML, has_begin=has_begin)
+    export(dataclasses.replace(trained, tokenizer=tokenizer), tmp_path / "out", "mit", "llama")
+    assert read_tokenizer(tmp_path / "out").has_begin == has_begin
+    assert read_tokenizer(tmp_path / "out").fingerprint == tokenizer.fingerprint
