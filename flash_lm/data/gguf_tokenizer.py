@@ -102,7 +102,8 @@ def _byte_level(
             "ignore_merges": name == "llama-bpe",  # a word that is a token stays one
         },
     }
-    return HuggingFaceTokenizer.of(content, begin, end, about.get("tokenizer.chat_template"))
+    begins = about.get("tokenizer.ggml.bos_token_id") is not None
+    return HuggingFaceTokenizer.of(content, begin, end, about.get("tokenizer.chat_template"), has_begin=begins)
 
 
 def _sentencepiece(
