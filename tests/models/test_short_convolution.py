@@ -11,7 +11,8 @@ from oracles.language_model import cross_entropy
 from flash_lm import build_model
 from flash_lm.errors import InputError
 from flash_lm.layers.attention import ConvolvedState
-from flash_lm.models.llama import unsupported_keys
+from flash_lm.models.formats.llama import LLAMA
+from flash_lm.models.formats.settings import write_problems
 from models.cases import (
     BATCH,
     LENGTH,
@@ -163,4 +164,5 @@ def test_invalid_numbers_of_taps(taps):
 
 
 def test_a_llama_has_no_short_convolution():
-    assert "short_convolution" in unsupported_keys(case("transformer_plus_plus", True, **ON).config)
+    problems = write_problems(LLAMA, case("transformer_plus_plus", True, **ON).config)
+    assert any(problem.startswith("model.short_convolution=") for problem in problems)
