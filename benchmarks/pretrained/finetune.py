@@ -201,7 +201,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--data", default="text chat", help="text, chat or both")
     parser.add_argument("--trained", default=" ".join(FREEZE), help="all, attention or both")
     parser.add_argument("--seeds", default="1,2,3", help="of the chats and their runs; text takes the first")
-    parser.add_argument("--steps", type=positive, default=24)
+    parser.add_argument("--steps", type=positive, default=16)
     parser.add_argument("--tokens", type=positive, default=512, help="of a step")
     parser.add_argument("--out", required=True, type=any_path)
     arguments = parser.parse_args(argv)
