@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from flash_lm.cli.run import run
 from flash_lm.cli.types import any_path, parse_integers, positive
 from flash_lm.errors import RunError
 from flash_lm.inference.scoring import evaluate
-from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl, write_jsonl
+from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl
 from flash_lm.runs.provenance import provenance
 from flash_lm.training.frozen import frozen_mask
 
@@ -96,8 +97,9 @@ class Benchmark:
             yield self._line(data, seed, name, before)
 
     def _line(self, data: Data, seed: int, trained: str, before: float) -> Line:
-        # Train in a process of its own, and read the times of its log.
-        workdir = self._folder / f"{data.preset}_{trained}_{seed}"
+        # Train in a process of its own, and read the times of its log. The states of all runs would be gigabytes.
+        workdir = self._folder / "run"
+        shutil.rmtree(workdir, ignore_errors=True)
         seconds, peak = _run_command(self._command(data, seed, trained, workdir))
         log = [x for x in read_jsonl(workdir / "metrics.jsonl") if "step_ms" in x]
         frozen = jax.tree.leaves(frozen_mask(FREEZE[trained], self._before.params))
@@ -195,7 +197,7 @@ def _run_command(words: list[str]) -> tuple[float, int]:
 
 
 def main(argv: list[str]) -> None:
-    """Writes a JSON line for each run to OUT; a run that is killed keeps those that it has."""
+    """Appends a JSON line for each run to OUT, when it ends."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained.finetune", description=main.__doc__)
     parser.add_argument("--model", required=True, help="the folder of an imported model with a chat template")
     parser.add_argument("--data", default="text chat", help="text, chat or both")
@@ -207,15 +209,14 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     keep_compiled()
     seeds = parse_integers(arguments.seeds, "--seeds")
-    write_jsonl(arguments.out, [])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         benchmark = Benchmark(arguments.model, folder, arguments.steps, arguments.tokens)
         asked: list[tuple[Data, int]] = []
-        if "text" in arguments.data.split():
-            asked.append((text_data(folder / "text"), seeds[0]))
         if "chat" in arguments.data.split():
             asked += [(chat_data(folder / f"chat_{seed}", seed), seed) for seed in seeds]
+        if "text" in arguments.data.split():
+            asked.insert(1, (text_data(folder / "text"), seeds[0]))
         for data, seed in asked:
             for line in benchmark.lines(data, seed, arguments.trained.split()):
                 append_jsonl(arguments.out, [line | provenance(jax.devices()[0].device_kind)])
