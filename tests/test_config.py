@@ -99,6 +99,24 @@ def test_lists_of_a_command_take_commas_or_blanks():
         grid_runs(config, ["model.norm=rms,"])
 
 
+@pytest.mark.parametrize(
+    ("words", "pack"),
+    [
+        ("corpus=chat", "examples"),
+        ("corpus=chat pack=stream", "stream"),  # and the config is refused
+        ("pack=documents corpus=hf", "documents"),
+        ("corpus=hf pair_column=b pack=examples", "examples"),
+        ("corpus=listops", "examples"),
+    ],
+)
+def test_another_corpus_brings_its_packing(words, pack):
+    config = get_config()
+    apply_overrides(config, [f"--config.data.{word}" for word in words.split()])
+    assert config.data.pack == pack
+    apply_overrides(config, ["--config.data.pair_column=", "--config.data.corpus=stdlib"])
+    assert config.data.pack == (pack if pack == "documents" else "stream")
+
+
 def test_all_bad_overrides_are_reported_at_once():
     words = [
         "--config.model.num_layer=3",

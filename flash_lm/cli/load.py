@@ -16,6 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from flash_lm.cli.finetune import finetune_config
 from flash_lm.config.experiment import add_sections, unread_keys
 from flash_lm.config.overrides import apply_overrides, check_path, parse_tuple
 from flash_lm.config.plugins import import_plugins, plugin_names
@@ -32,8 +33,8 @@ _ADVICE = {
 }
 _DECLARES = re.compile("^PRESETS\\b", re.MULTILINE)
 _CONFIG_HELP = (
-    "a config file, or the name of one, such as quickstart; FILE:NAME for a preset of a file that has them; "
-    "--config.KEY=VALUE sets one of its keys"
+    "a config file, or the name of one, such as quickstart; FILE:NAME for a preset of a file that has them; MODEL:text "
+    "or MODEL:chat to fine-tune the model in the folder MODEL; --config.KEY=VALUE sets one of its keys"
 )
 
 
@@ -135,18 +136,20 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
 
     Args:
         path: a Python file that defines get_config(), or the name of one in `configs`, with :NAME for a preset; or
-            the folder of a run or an exported model, whose config is then used.
+            the folder of a run or an exported model, whose config is then used; with :text or :chat, the config of a
+            new run that fine-tunes it.
         overrides: command-line words such as --config.model.num_layers=4.
 
     Raises:
-        InputError: no such file or preset exists, or overrides are wrong, one per line.
+        InputError: no such file, folder or preset exists, or overrides are wrong, one per line.
     """
     # Plugins are imported before the config, which may use their keys.
     flag = [word.partition("=")[2] for word in overrides if word.startswith("--config.plugins=")]
     import_plugins(_names(flag[-1]) if flag else ())
-    is_packaged = (_CONFIGS / f"{path}.py").exists()
-    is_run = not is_packaged and (reach(path) / "config.json").exists()
-    config: Any = _config_of_run(path) if is_run else read_config(path)
+    folder, name = split_preset(path)
+    is_packaged = (_CONFIGS / f"{folder}.py").exists()
+    is_run = not is_packaged and (reach(folder) / "config.json").exists()
+    config: Any = _config_of_run(folder, name) if is_run else read_config(path)
     import_plugins(() if flag else plugin_names(config))  # the flag replaces the config's plugins
     add_sections(config)
     apply_overrides(config, overrides)
@@ -174,10 +177,11 @@ def _takes(get_config: Any, *names: str) -> bool:
     return True
 
 
-def _config_of_run(folder: str) -> Any:
+def _config_of_run(folder: str, preset: str | None) -> Any:
     from flash_lm.runs.run_folder import RunFolder  # noqa: PLC0415 (--help need not wait for JAX)
 
-    return RunFolder(folder).config
+    config = RunFolder(folder).config
+    return config if preset is None else finetune_config(folder, config, preset)
 
 
 def _names(text: str) -> tuple[str, ...]:

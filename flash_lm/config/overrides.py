@@ -30,7 +30,7 @@ def check_path(config: Any, overrides: Sequence[str]) -> None:
 
 
 def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
-    """Applies command-line words to a config.
+    """Applies command-line words to a config; another corpus brings the data.pack that it needs, unless a word sets it.
 
     Raises:
         InputError: overrides are wrong, one per line.
@@ -38,6 +38,16 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
     problems = [problem for word in overrides if (problem := override(config, word))]
     if problems:
         raise InputError.of(problems)
+    names = {word.partition("=")[0] for word in overrides}
+    if "--config.data.corpus" in names and "--config.data.pack" not in names:
+        _fit_pack(config)
+
+
+def _fit_pack(config: Any) -> None:
+    """Sets data.pack to what a corpus needs: examples if it consists of them, else not."""
+    kind = CORPORA.get(config.data.corpus)
+    if kind and not config.data.pair_column and kind.examples != (config.data.pack == "examples"):
+        config.data.pack = "examples" if kind.examples else "stream"
 
 
 def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:

@@ -138,7 +138,8 @@ def _hold_out(splits: dict[str, list[_Chat]], config: DataConfig) -> dict[str, l
     if len(ordered) <= len(missing) * each:
         also = f", too few to hold out {' and '.join(missing)}" if missing and ordered else ""
         raise InputError(
-            f"data.path={config.path} has {len(ordered)} different chats for training{also}: give more chats"
+            f"data.path={config.path} has {len(ordered)} different chats for training{also}: give more chats, or files "
+            "named train.jsonl, validation.jsonl and test.jsonl"
         )
     split_of = {digest: missing[i // each] for i, digest in enumerate(ordered[: len(missing) * each])}
     held = {split: [x for x in splits["train"] if split_of.get(x.digest) == split] for split in missing}

@@ -1,0 +1,1 @@
+"""Benchmarks of a model that others have trained."""
