@@ -139,7 +139,8 @@ def test_what_templates_may_use(source, expected):
     ids=lambda x: x[:50],
 )
 def test_a_template_that_does_harm_ends_in_one_line(source, message, monkeypatch):
-    monkeypatch.setattr(chat_template, "_MOST_SECONDS", 0.2)
+    if message == "takes over":  # the others end by themselves, however busy the machine is
+        monkeypatch.setattr(chat_template, "_MOST_SECONDS", 0.2)
     with pytest.raises(InputError, match=message) as error:
         render(source)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400 and str(error.value).isprintable()
