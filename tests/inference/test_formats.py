@@ -215,6 +215,7 @@ def test_gguf_files_of_other_writers(theirs, tmp_path):
         ("attention.sliding_window", 8),
         ("rope.dimension_count", 2),
         ("logit_scale", 2.0),
+        ("head_count_of_another_writer", 3),
     ):
         write_gguf(theirs, path, {name: value})
         with pytest.raises(InputError, match=f"has llama.{name}={value}, which flash_lm does not support"):
@@ -322,3 +323,17 @@ def test_masks_of_old_files_are_left_out_and_a_head_that_is_not_tied_is_an_error
     save_file(arrays | {"lm_head.weight": 3 * head}, theirs / "model.safetensors")
     with pytest.raises(InputError, match="lm_head.weight is model.embed_tokens.weight, and the two differ"):
         flash_lm.import_hf(theirs, tmp_path / "out")
+
+
+@pytest.mark.parametrize("theirs", ["mamba_ssm"], indirect=True)
+def test_parts_of_models_are_named(theirs, tmp_path):
+    """Several pickles, or several GGUF files, of one model."""
+    (theirs / "pytorch_model.bin").rename(theirs / "pytorch_model-00001-of-00002.bin")
+    (theirs / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(InputError, match="has several pytorch_model.bin files: convert them to safetensors"):
+        flash_lm.import_hf(theirs, tmp_path / "out")
+    (folder := tmp_path / "gguf").mkdir()
+    for name in ("a.gguf", "b.GGUF"):
+        write_gguf(GOLDEN / "llama", folder / name)
+    with pytest.raises(InputError, match="has 2 models, such as a.gguf: give one of these files"):
+        flash_lm.import_hf(folder, tmp_path / "out")
