@@ -51,16 +51,16 @@ demo-%: setup
 		--config.model.family=$* --config.train.steps=$(DEMO_STEPS)
 	$(BIN)/python -m flash_lm.evaluate --workdir=$(RUNS)/$* --split=test
 
-smol: $(SMOL)/model ## fetch SmolLM2-135M-Instruct (93 MB), import it, score it, ask it a question, and serve it
-	$(BIN)/python -m flash_lm.evaluate --workdir=$(SMOL)/model --split=whole --lengths=512 \
+smol: $(SMOL)/smollm2 ## fetch SmolLM2-135M-Instruct (93 MB), import it, score it, ask it a question, and serve it
+	$(BIN)/python -m flash_lm.evaluate --workdir=$(SMOL)/smollm2 --split=whole --lengths=512 \
 		--config.data.corpus=text --config.data.path='$(SMOL_TEXT)'
-	$(BIN)/python -m flash_lm.generate --workdir=$(SMOL)/model --chat --temperature=0 \
+	$(BIN)/python -m flash_lm.generate --workdir=$(SMOL)/smollm2 --chat --temperature=0 \
 		--prompt="What is the capital of France?"
-	$(BIN)/python -m flash_lm.serve --workdir=$(SMOL)/model --port=$(PORT)
+	$(BIN)/python -m flash_lm.serve --workdir=$(SMOL)/smollm2 --port=$(PORT)
 
-$(SMOL)/model: | setup
+$(SMOL)/smollm2: | setup
 	$(BIN)/python scripts/fetch_smollm2.py --out=$(SMOL)/download
-	$(BIN)/python -m flash_lm.import_model --model=$(SMOL)/download --out=$(SMOL)/model
+	$(BIN)/python -m flash_lm.import_model --model=$(SMOL)/download --out=$(SMOL)/smollm2
 
 test: setup ## run the tests, without the slow ones
 	$(BIN)/python -m pytest $(PARALLEL) $(COSTS:%=--costs=%) -m "not slow"

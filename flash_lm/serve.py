@@ -16,7 +16,7 @@ from flash_lm.config.model import DTYPES
 from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.inference.service.limits import Limits
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("flash_lm.serve")  # also where the module is the program
 _KEY = "FLASH_LM_API_KEY"
 _LIMITS = {
     "rows": "answers generated at the same time",
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
     with listening:
         # Load, compile, and serve until a signal comes.
         trained = load_model(name, dtype=arguments.dtype, mesh_shape=mesh)
-        _log.info("compiling %s for %d answers at a time; the address follows", trained.name, limits.rows)
+        _log.info("compiling %s, for %d sequences at a time; the address follows", trained.name, limits.rows)
         app = build_app(trained, limits, [*hosts, socket.gethostname()], key)
         host, port = listening.getsockname()[:2]
         host = f"[{host}]" if family == socket.AF_INET6 else host

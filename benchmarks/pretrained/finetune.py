@@ -1,6 +1,7 @@
 """Fine-tunes an imported chat model on text and on chats, and scores it before and after.
 
-    python -m benchmarks.pretrained.finetune --model=runs/smol/model --out=benchmarks/pretrained/results/finetune.jsonl
+    python -m benchmarks.pretrained.finetune --model=runs/smol/smollm2 \
+        --out=benchmarks/pretrained/results/finetune.jsonl
 
 Each run is the command that a user would type, in a process of its own, with all parameters or with those of attention
 and norms alone; `own_data` has the data. The losses are of held-out data, in nats a token, before and after; those of

@@ -52,7 +52,7 @@ def test_the_first_talk_to_a_model_that_knows_something(served):
     assert "perplexity" in printed and "The capital of France is Paris." in printed
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
     chat = [{"role": "user", "content": GOLDEN["question"]}]
-    answer = client.chat.completions.create(model="model", messages=chat, max_tokens=64, temperature=0)
+    answer = client.chat.completions.create(model="smollm2", messages=chat, max_tokens=64, temperature=0)
     assert answer.choices[0].message.content == GOLDEN["text_of_answer"]
     assert answer.choices[0].finish_reason == "stop"
 
@@ -60,7 +60,7 @@ def test_the_first_talk_to_a_model_that_knows_something(served):
 @pytest.mark.slow("downloads a model of 93 MB")
 def test_perplexity_is_that_of_transformers(served):
     """Within 0.1 % of what it computed from the same file; greedy text is the same."""
-    model = flash_lm.load(pathlib.Path(served[0], "model"))
+    model = flash_lm.load(pathlib.Path(served[0], "smollm2"))
     ids = np.asarray(GOLDEN["joined"])
     assert [model.tokenizer.begin, *model.tokenizer.encode([GOLDEN["text"]])[0], model.tokenizer.end] == ids.tolist()
     logits_LxV = model.logits(ids[None, :-1])[0].astype(np.float64)
