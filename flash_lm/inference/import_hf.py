@@ -12,7 +12,6 @@ from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete
 from flash_lm.inference.sources.open import open_source
-from flash_lm.layers.parameter import parameter_name
 from flash_lm.models.formats.arrays import to_params
 from flash_lm.models.formats.format import find_format
 from flash_lm.models.formats.settings import to_keys
@@ -79,8 +78,10 @@ def import_with_message(model: str | os.PathLike[str], out: str | os.PathLike[st
                 f"config.json has {config.num_layers:,} layers, and the weights have {len(source.arrays)} arrays: "
                 "it is damaged, or files are missing"
             )
-        arrays = {name: lambda read=read: read().astype(dtype) for name, read in source.arrays.items()}
-        params = to_params(row, arrays, _shapes(ModelFunction(config, seed=0)))
+        arrays = {name: lambda read=read: read().astype(dtype, copy=False) for name, read in source.arrays.items()}
+        function = ModelFunction(config, seed=0)
+        expected = flatten_arrays(function.get_params(function.abstract), {})
+        params = to_params(row, arrays, {name: x.shape for name, x in expected.items()})
 
     # The export. The corpus and the time of its training are unknown.
     facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}
@@ -98,9 +99,3 @@ def import_with_message(model: str | os.PathLike[str], out: str | os.PathLike[st
         f"read {name} from {source.kind}: {config.family}, {count:,} parameters, {config.num_layers} layers of width "
         f"{config.model_dim}, {tokenizer.vocab_size:,} tokens, at most {config.max_length:,} a text{chats}",
     )
-
-
-def _shapes(model: ModelFunction) -> dict[str, tuple[int, ...]]:
-    """Shapes of our parameters, by names with dots."""
-    leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(model.init))
-    return {parameter_name(path).replace("/", "."): x.shape for path, x in leaves}

@@ -52,7 +52,7 @@ def open_folder(folder: pathlib.Path) -> Iterator[Source]:
             if dtypes[name] not in _DTYPES:
                 raise InputError(f"{name} is {dtypes[name]}: only {', '.join(sorted(_DTYPES))} can be read")
             with _explained(folder):
-                return files[name].get_tensor(name).astype(dtype)
+                return files[name].get_tensor(name)
 
         yield Source("safetensors", settings, {x: lambda x=x: read(x) for x in files}, dtype, tokenizer)
 

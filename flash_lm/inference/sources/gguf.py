@@ -1,6 +1,6 @@
 """A GGUF file, the format of llama.cpp: settings and names as in Hugging Face's format, arrays without quantisation.
 
-Source: the GGUF specification (ggml, docs/gguf.md), and the package `gguf`, which reads all of its types.
+Source: the GGUF specification (ggml, docs/gguf.md), and the package `gguf`, which dequantises.
 """
 
 import contextlib

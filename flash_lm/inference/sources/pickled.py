@@ -73,7 +73,7 @@ class _TensorsOnly(pickle.Unpickler):
 
 @contextlib.contextmanager
 def open_pickled(path: pathlib.Path) -> Iterator[tuple[Arrays, str]]:
-    """Opens a file of `torch.save`; yields functions that read its tensors, by name, and their dtype.
+    """Opens a file of `torch.save`; yields functions that read its tensors, by name, and a dtype for them.
 
     Raises:
         InputError: it is damaged, of PyTorch before 1.6, or no dict of tensors; one that is read is no floating-point
@@ -94,7 +94,7 @@ def open_pickled(path: pathlib.Path) -> Iterator[tuple[Arrays, str]]:
                 # The constructor checks that shape and strides stay inside of the buffer.
                 buffer, size = file.read(f"{top}data/{storage.name}"), np.dtype(of_file).itemsize
                 steps = tuple(size * stride for stride in strides)
-                return np.ndarray(shape, of_file, buffer, size * offset, steps).astype(dtype)
+                return np.ndarray(shape, of_file, buffer, size * offset, steps)
 
         yield {name: lambda name=name: read(name) for name in content}, dtype
 

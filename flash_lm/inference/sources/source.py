@@ -13,8 +13,8 @@ class Source(NamedTuple):
     Attributes:
         kind: what the files are, for a message, such as "safetensors".
         settings: of a config.json.
-        arrays: functions that read the arrays, by name; each returns float32 or, if all are, bfloat16.
-        dtype: of these arrays.
+        arrays: functions that read the arrays as they are in the files, by name.
+        dtype: bfloat16 if all of them are, else float32, which can hold the others.
         tokenizer: function (rows of embeddings) -> the tokenizer without tokens that have none.
     """
 

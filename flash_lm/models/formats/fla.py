@@ -42,15 +42,11 @@ KEYS = {
     "tie_embeddings": Setting("tie_word_embeddings", bool),
 }
 SHAPE = {
-    "pattern": (),
-    "causal": True,
-    "head": "softmax",
     "feed_forward": "glu",
     "biases": "none",
     "norm": "rms",
     "norm_epsilon": EPSILON,
     "absolute_positions": "none",
-    "softmax.cap": 0.0,
 }
 THEIRS = {"hidden_act": "swish", "norm_eps": EPSILON}
 INACTIVE = {"attn": None, "attnres_block_size": None}

@@ -32,6 +32,10 @@ TAPS = Layout(lambda x: x[:, 0].T, lambda x: x.T[:, None])  # depthwise filters 
 CHANNELS = Layout(lambda x: x[0, 0], lambda x: x[None, None])  # (1, 1, C), ours (C,)
 
 
+# Keys of `config.model` that all formats share: they are of causal language models, with the same layer all along.
+COMMON: Mapping[str, Any] = {"pattern": (), "causal": True, "head": "softmax", "softmax.cap": 0.0}
+
+
 class Tensor:
     """An array of theirs, and the parameters of ours that it holds.
 
@@ -69,7 +73,7 @@ class Format:
         tensors: their arrays. One whose parameters our model lacks, such as those of an untied head, must be absent.
         keys: keys of `config.model` -> settings of theirs with the same value.
         needs: further settings of theirs that `read` needs, with their types.
-        ours: values that keys of `config.model` must have.
+        ours: values that keys of `config.model` must have, besides `COMMON`.
         theirs: values that their settings must have, if they are present; an export has them.
         inactive: values under which settings of other variants have no effect; an export leaves them out.
         defaults: values of their settings that may be missing.

@@ -3,31 +3,20 @@
 from typing import Any
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.models.formats.fla import (
-    ATTENTION,
-    DEFAULTS,
-    INACTIVE,
-    KEYS,
-    OURS,
-    SHAPE,
-    TENSORS,
-    THEIRS,
-    maps,
-    read_mlp,
-)
+from flash_lm.models.formats import fla
 from flash_lm.models.formats.format import Format, Setting, Settings, Tensor, of_type
 
 _TENSORS = (
-    *TENSORS,
-    *maps(a_proj="step_size", b_proj="beta"),
-    Tensor(f"{ATTENTION}.A_log", f"{OURS}.log_rate"),
-    Tensor(f"{ATTENTION}.dt_bias", f"{OURS}.step_bias"),
-    Tensor(f"{ATTENTION}.o_norm.weight", f"{OURS}.gain"),
+    *fla.TENSORS,
+    *fla.maps(a_proj="step_size", b_proj="beta"),
+    Tensor(f"{fla.ATTENTION}.A_log", f"{fla.OURS}.log_rate"),
+    Tensor(f"{fla.ATTENTION}.dt_bias", f"{fla.OURS}.step_bias"),
+    Tensor(f"{fla.ATTENTION}.o_norm.weight", f"{fla.OURS}.gain"),
 )
 
 
 def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
-    (mlp, wrong), heads = read_mlp(values), values["num_heads"]
+    (mlp, wrong), heads = fla.read_mlp(values), values["num_heads"]
     keys = heads * values["head_dim"]
     wrong += [f"num_v_heads={other}"] if (other := values.get("num_v_heads")) not in (None, heads) else []
     sizes = {"delta.key_dim": keys, "delta.value_dim": round(keys * values["expand_v"])}
@@ -50,12 +39,12 @@ ROWS = {
         title="GatedDeltaNetForCausalLM of fla",
         recognises=of_type("gated_deltanet"),
         tensors=_TENSORS,
-        keys=KEYS | {"delta.negative_eigenvalues": Setting("allow_neg_eigval", bool)},
-        ours={"family": "gated_deltanet", "delta.decay": True, **SHAPE},
+        keys=fla.KEYS | {"delta.negative_eigenvalues": Setting("allow_neg_eigval", bool)},
+        ours={"family": "gated_deltanet", "delta.decay": True, **fla.SHAPE},
         needs={"head_dim": int, "expand_v": float, "conv_size": int},
-        theirs={**THEIRS, "use_gate": True, "use_short_conv": True, "output_gate_activation": "swish"},
-        inactive=INACTIVE,
-        defaults={**DEFAULTS, "expand_v": 2.0, "head_dim": 256, "allow_neg_eigval": False},
+        theirs={**fla.THEIRS, "use_gate": True, "use_short_conv": True, "output_gate_activation": "swish"},
+        inactive=fla.INACTIVE,
+        defaults={**fla.DEFAULTS, "expand_v": 2.0, "head_dim": 256, "allow_neg_eigval": False},
         read=_read,
         write=_write,
         problems=_problems,

@@ -3,30 +3,19 @@
 from typing import Any
 
 from flash_lm.config.model import ModelConfig
-from flash_lm.models.formats.fla import (
-    ATTENTION,
-    DEFAULTS,
-    INACTIVE,
-    KEYS,
-    OURS,
-    SHAPE,
-    TENSORS,
-    THEIRS,
-    maps,
-    read_mlp,
-)
+from flash_lm.models.formats import fla
 from flash_lm.models.formats.format import Arrays, Format, Settings, Tensor, of_type
 
 _TENSORS = (
-    *TENSORS,
-    *maps(**{"gk_proj.0": "decay_down", "gk_proj.1": "decay_up"}),
-    Tensor(f"{ATTENTION}.gk_proj.1.bias", f"{OURS}.decay_bias"),
-    Tensor(f"{ATTENTION}.g_norm_swish_gate.weight", f"{OURS}.gain"),
+    *fla.TENSORS,
+    *fla.maps(**{"gk_proj.0": "decay_down", "gk_proj.1": "decay_up"}),
+    Tensor(f"{fla.ATTENTION}.gk_proj.1.bias", f"{fla.OURS}.decay_bias"),
+    Tensor(f"{fla.ATTENTION}.g_norm_swish_gate.weight", f"{fla.OURS}.gain"),
 )
 
 
 def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
-    (mlp, wrong), heads = read_mlp(values), values["num_heads"]
+    (mlp, wrong), heads = fla.read_mlp(values), values["num_heads"]
     keys = values["hidden_size"] * values["expand_k"]
     wrong += [f"expand_k={values['expand_k']}"] if keys != int(keys) or keys % heads else []
     wrong += [f"num_kv_heads={shared}"] if (shared := values.get("num_kv_heads")) not in (None, heads) else []
@@ -57,12 +46,12 @@ ROWS = {
         title="GLAForCausalLM of fla",
         recognises=of_type("gla"),
         tensors=_TENSORS,
-        keys=KEYS,
-        ours={"family": "gla", "gla.gate_rank": 16, "gla.gate_normalizer": 16.0, "gla.gate_floor": -5.0, **SHAPE},
+        keys=fla.KEYS,
+        ours={"family": "gla", "gla.gate_rank": 16, "gla.gate_normalizer": 16.0, "gla.gate_floor": -5.0, **fla.SHAPE},
         needs={"expand_k": float, "conv_size": int, "use_short_conv": bool},
-        theirs={**THEIRS, "expand_v": 1.0, "use_output_gate": True, "elementwise_affine": True},
+        theirs={**fla.THEIRS, "expand_v": 1.0, "use_output_gate": True, "elementwise_affine": True},
         inactive={
-            **INACTIVE,
+            **fla.INACTIVE,
             "feature_map": None,
             "clamp_min": None,
             "use_gk": True,
@@ -70,7 +59,7 @@ ROWS = {
             "gate_logit_normalizer": 16,
             "gate_low_rank_dim": 16,
         },
-        defaults={**DEFAULTS, "expand_k": 0.5, "use_short_conv": False},
+        defaults={**fla.DEFAULTS, "expand_k": 0.5, "use_short_conv": False},
         read=_read,
         write=_write,
         problems=_problems,

@@ -72,9 +72,6 @@ ROWS = {
         },
         ours={
             "family": "transformer",
-            "pattern": (),
-            "causal": True,
-            "head": "softmax",
             "feed_forward": "mlp",
             "biases": "all",
             "norm": "layer",
@@ -82,7 +79,6 @@ ROWS = {
             "rotary": False,
             "query_key_norm": False,
             "short_convolution": 0,
-            "softmax.cap": 0.0,
         },
         theirs={
             "activation_function": "gelu_new",

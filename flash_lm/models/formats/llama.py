@@ -43,15 +43,11 @@ KEYS = {
 # The Transformer++ with RMS norms.
 OURS = {
     "family": "transformer_plus_plus",
-    "pattern": (),
-    "causal": True,
-    "head": "softmax",
     "feed_forward": "glu",
     "norm": "rms",
     "absolute_positions": "none",
     "rotary": True,
     "short_convolution": 0,
-    "softmax.cap": 0.0,
 }
 THEIRS = {"hidden_act": "silu"}
 INACTIVE = {

@@ -77,13 +77,9 @@ MAMBA2 = Format(
     },
     ours={
         "family": "mamba2",
-        "pattern": (),
-        "causal": True,
-        "head": "softmax",
         "biases": "none",
         "norm": "rms",
         "absolute_positions": "none",
-        "softmax.cap": 0.0,
     },
     needs={"num_hidden_layers": int, "num_heads": int, "expand": float},
     theirs={"n_groups": 1, "use_bias": False, "use_conv_bias": True, "hidden_act": "silu"},

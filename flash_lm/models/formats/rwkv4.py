@@ -78,9 +78,6 @@ ROWS = {
         },
         ours={
             "family": "rwkv4",
-            "pattern": (),
-            "causal": True,
-            "head": "softmax",
             "biases": "none",
             "norm": "layer",
             "norm_epsilon": _EPSILON,

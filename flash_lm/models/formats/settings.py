@@ -4,7 +4,7 @@ from typing import Any
 
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
-from flash_lm.models.formats.format import Format, Settings
+from flash_lm.models.formats.format import COMMON, Format, Settings
 
 _LARGEST = 2**31
 
@@ -13,7 +13,7 @@ def write_problems(row: Format, config: ModelConfig) -> list[str]:
     """Why a model with a complete config cannot be written in a format; empty if it can."""
     if row.one_way:
         return [row.one_way]
-    wrong = {key: value for key, value in row.ours.items() if config.get(key) != value}
+    wrong = {key: value for key, value in {**COMMON, **row.ours}.items() if config.get(key) != value}
     # Further reasons make sense only in a model of the right kind.
     keys = [f"model.{key}={config.get(key)}, not {value}" for key, value in wrong.items()]
     return keys or row.problems(config)
@@ -53,7 +53,7 @@ def to_keys(row: Format, settings: Settings) -> dict[str, Any]:
     if wrong := wrong + unread:
         raise InputError(f"config.json has {', '.join(wrong)}, which flash_lm does not support")
     floats = {key: float(x) for key, x in keys.items() if row.keys[key].kind is float}
-    return {**row.ours, **keys, **floats, **more}
+    return {**COMMON, **row.ours, **keys, **floats, **more}
 
 
 def is_a(kind: type, value: Any) -> bool:
