@@ -90,6 +90,14 @@ def head_problems(config: ModelConfig) -> list[str]:
     return []
 
 
+def grouped_head_problems(config: ModelConfig) -> list[str]:
+    """`head_problems`, and why heads of queries cannot share those of keys evenly."""
+    problems, heads, key_heads = head_problems(config), config.num_heads, config.num_kv_heads
+    if heads % key_heads:
+        problems.append(f"model.num_heads={heads} must be a multiple of model.num_kv_heads={key_heads}")
+    return problems
+
+
 def uneven_head_problems(widths: Mapping[str, int], config: ModelConfig) -> list[str]:
     """Which widths of all heads together, by their keys, are no multiple of the number of heads."""
     heads = config.num_heads

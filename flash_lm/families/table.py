@@ -18,6 +18,7 @@ _ORDER = (
     "linear_transformer",
     "performer",
     "longformer",
+    "window_linear",
     "reformer",
     "adaptive_span",
     "log_sparse",

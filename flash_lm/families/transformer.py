@@ -5,7 +5,7 @@ from flax import nnx
 from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC, MLP_SPEC
-from flash_lm.families.sublayer_spec import EVERYTHING, MULTI_HEAD_KEYS, SublayerSpec, head_problems
+from flash_lm.families.sublayer_spec import EVERYTHING, MULTI_HEAD_KEYS, SublayerSpec, grouped_head_problems
 from flash_lm.layers.attention import MultiHeadAttention
 from flash_lm.layers.convolution import ConvolutionOptions
 from flash_lm.layers.quadratic_core import QuadraticCore, QuadraticOptions
@@ -19,19 +19,12 @@ def _attention(
     return MultiHeadAttention(config, core, convolution, rngs=rngs, key_heads=config.num_kv_heads)
 
 
-def _problems(config: ModelConfig) -> list[str]:
-    problems, heads, key_heads = head_problems(config), config.num_heads, config.num_kv_heads
-    if heads % key_heads:
-        problems.append(f"model.num_heads={heads} must be a multiple of model.num_kv_heads={key_heads}")
-    return problems
-
-
 SOFTMAX = SublayerSpec(
     _attention,
     (QuadraticOptions, ConvolutionOptions),
     MULTI_HEAD_KEYS | {"num_kv_heads"},
     defaults={"num_kv_heads": lambda config: config.num_heads},
-    problems=_problems,
+    problems=grouped_head_problems,
     serves=EVERYTHING,
 )
 ROWS = {

@@ -220,6 +220,7 @@ MORE_OPTIONS = [
     ("flash", {"divides": "weights", "normalizer": "7"}),
     ("reformer", {"lsh.num_hashes": 3, "lsh.num_buckets": 2, "lsh.window": 64, "short_convolution": 3}),
     ("log_sparse", {"log_sparse.restart": 7, "log_sparse.convolution": "full"}),
+    ("window_linear", {"window_linear.linear_attention": False, "window_linear.first_tokens": 0}),
     ("longformer", {"window.global_tokens": 9, "window.dilated_heads": 2, "window.dilations": (3,)}),
 ]
 
