@@ -27,7 +27,7 @@ from flash_lm.config.overrides import variant
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import training_flops
-from flash_lm.ops.cross_entropy import slice_tokens
+from flash_lm.ops.token_slices import slice_tokens
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.jsonl import Line
 from flash_lm.training.chips import CHIPS

@@ -75,6 +75,8 @@ class Config:
         for term in ("label_smoothing", "z_loss"):
             if getattr(self.train, term) and self.model.head != "softmax":
                 sentences.append(f"train.{term} is of model.head=softmax, not {self.model.head}: set it to 0")
+        if self.train.teacher:
+            sentences += self._teacher_problems()
         if self.train.stop_accuracy and HEADS[self.model.head].of_values:
             sentences.append(f"model.head={self.model.head} has no accuracy: leave train.stop_accuracy open")
         sentences += task.problems(self)
@@ -107,6 +109,22 @@ class Config:
                 f"into train.accumulate={self.train.accumulate} microbatches"
             )
         return sentences
+
+    def _teacher_problems(self) -> list[str]:
+        """Sentences on what a model that imitates a teacher may not be."""
+        wrong = {
+            "task": not TASKS[self.task].of_each_token,
+            "model.head": self.model.head != "softmax",
+            "model.encoder.family": self.model.encoder is not None,
+            "train.carry_state": self.train.carry_state,
+            "train.label_smoothing": self.train.label_smoothing > 0,
+            "train.z_loss": self.train.z_loss > 0,
+        }
+        return [
+            f"train.teacher is for causal models of text whose loss has no other term: leave {name} at its default"
+            for name, is_wrong in wrong.items()
+            if is_wrong
+        ]
 
 
 def default_config() -> ConfigDict:

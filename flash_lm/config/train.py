@@ -130,6 +130,18 @@ class TrainConfig(Group, name="train"):
         "refuse or interpolate: what to do if train.init_from has positions for another model.max_length",
         one_of("refuse", "interpolate"),
     )
+    teacher: str = key(
+        None,
+        "RUN[@best|@STEP], the folder of an exported model, or hub:OWNER/NAME: a model with the same tokenizer, which "
+        "this one learns to imitate",
+    )
+    teacher_loss: str = key(
+        "distribution",
+        "distribution (the loss and the divergence from the teacher's distribution over next tokens) or layers (the "
+        "relative error of each layer's token mixer, at the teacher's input)",
+        one_of("distribution", "layers"),
+    )
+    teacher_weight: float = key(9.0, "distribution: weight of the divergence beside the loss", above(0))
     freeze: tuple = key((), "regexes of parameters, as in mesh.rules, that training leaves unchanged", _regexes)
 
     @property

@@ -31,19 +31,22 @@ def batch_shapes(setup: Setup) -> dict[str, jax.ShapeDtypeStruct]:
 def lower_step(setup: Setup) -> jax.stages.Lowered:
     """Traces and lowers the step for a setup's shapes and shardings, on its mesh; the state is donated.
 
-    Its inputs are the state, the batch and the learning rate, a float32 scalar.
+    Its inputs are the state, the batch, the learning rate, a float32 scalar, and the teacher's parameters if there is
+    one.
     """
     config = setup.config
-    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task])
+    teacher = setup.teacher and setup.teacher.model
+    step = make_train_step(setup.model, setup.optimizer, config.train, config.seed, TASKS[config.task], teacher)
     # The state has the same shardings before and after the step.
     state, batch = jax.tree.map(lambda x: x.sharding, setup.abstract), batch_shapes(setup)
     rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=state.step)
-    return jax.jit(step, donate_argnums=0, out_shardings=(state, None)).lower(setup.abstract, batch, rate)
+    inputs = setup.abstract, batch, rate, *([setup.teacher.abstract] if setup.teacher else [])
+    return jax.jit(step, donate_argnums=0, out_shardings=(state, None)).lower(*inputs)
 
 
 def state_bytes(setup: Setup) -> int:
-    """Bytes of the train state on each device."""
-    leaves = jax.tree.leaves(setup.abstract)
+    """Bytes of the train state on each device, and of the teacher's parameters."""
+    leaves = jax.tree.leaves((setup.abstract, setup.teacher and setup.teacher.abstract))
     return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
 
 
@@ -66,6 +69,8 @@ class CompiledStep:
         """Compiles the step, or reads it from the compilation cache."""
         self.program: Any = compile_for(lower_step(setup), setup.mesh.devices.flat[0])
 
+        self._teacher_params = [setup.teacher.params] if setup.teacher else []
+
         # The schedule, a function of the step alone.
         schedule = learning_rate(setup.config.train)
         rate = lambda step: jnp.float32(schedule(step))
@@ -73,4 +78,4 @@ class CompiledStep:
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """The state after the batch, and the metrics of `make_train_step`."""
-        return self.program(state, batch, self._rate(state.step))
+        return self.program(state, batch, self._rate(state.step), *self._teacher_params)

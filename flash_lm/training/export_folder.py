@@ -42,6 +42,7 @@ _FACTS = {
     "code": dict,
     "microbatches": dict,
     "parent": dict,
+    "teacher": dict,
     "checksums": dict,
 }
 

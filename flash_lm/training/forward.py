@@ -51,10 +51,7 @@ def forward(
     """
     bound, segment_ids_BxL = model.bind(params), batch["segment_ids_BxL"]
     if carried is None:
-        inputs = ModelInputs.from_batch(batch, packed=model.packed)
-        if not model.packed:  # one document per sequence: all have the same positions
-            inputs = dataclasses.replace(inputs, positions_BxL=None)
-        features_BxLxD = bound.features(inputs, dropout_key)
+        features_BxLxD = bound.features(inputs_of(model, batch), dropout_key)
     else:
         # Sequences that continue a document: the model gets their state, and which ones begin a new document.
         real_BxL = segment_ids_BxL > 0
@@ -67,6 +64,13 @@ def forward(
     parts = batch_parts(features_BxLxD.shape[0])
     head_inputs = HeadInputs(features_BxLxD, targets_BxL, weights_BxL, loss_chunk, parts, model.few_targets)
     return Forward(bound, head_inputs, carried)
+
+
+def inputs_of(model: ModelFunction, batch: Batch) -> ModelInputs:
+    """The inputs of a model in a batch."""
+    inputs = ModelInputs.from_batch(batch, packed=model.packed)
+    # With one document per sequence all have the same positions.
+    return inputs if model.packed else dataclasses.replace(inputs, positions_BxL=None)
 
 
 def split_microbatches(batch: Batch, count: int) -> Batch:

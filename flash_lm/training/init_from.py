@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flash_lm.config.experiment import Config, parse
+from flash_lm.config.experiment import Config
 from flash_lm.config.registry import CORPORA
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
@@ -17,13 +17,10 @@ from flash_lm.runs.labels import read_labels
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training import checkpoint_read
 from flash_lm.training.hub import download
-from flash_lm.training.load_weights import read_weights
+from flash_lm.training.load_weights import config_on_mesh, read_weights
 from flash_lm.training.schedule_free import reset_iterate
 from flash_lm.training.setup import Experiment
 from flash_lm.training.train_state import TrainState
-
-# Keys that depend on the machine and not on the model: the run's own values are kept.
-_MACHINE_KEYS = ("kernels", "quadratic.implementation", "remat", "scan_layers")
 
 
 def parent_tokenizer(name: str, config: Any) -> Tokenizer | None:
@@ -85,15 +82,12 @@ def initial_state(experiment: Experiment, fresh: TrainState) -> InitialState:
     source = config.train.init_from
     name = download(source)
     run = RunFolder(name.workdir)
-    raw = run.config.copy_and_resolve_references()
-    if (family := raw.model.family) != config.model.family:  # parameters may fit, and mean something else
+    if (family := run.config.model.family) != config.model.family:  # parameters may fit, and mean something else
         raise InputError(
             f"train.init_from={source} is of the family {family}, and this run of {config.model.family}: choose a "
             f"model of the same family, or set --config.model.family={family}"
         )
-    raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
-    raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _MACHINE_KEYS})
-    parent = read_weights(name, run, parse(raw), raw.model.param_dtype)
+    parent = read_weights(name, run, *config_on_mesh(run, config))
     if parent.tokenizer.fingerprint != experiment.corpus.tokenizer.fingerprint:
         raise InputError(
             f"train.init_from={source} has another vocabulary than the corpus {experiment.corpus.name}: choose a model "

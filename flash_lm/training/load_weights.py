@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flash_lm.config.experiment import Config
+from flash_lm.config.experiment import Config, parse
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.runs.labels import read_labels
@@ -19,6 +19,9 @@ from flash_lm.training.export_folder import check_layers, check_shapes
 from flash_lm.training.resolve import fill_from_corpus
 from flash_lm.training.sharding import make_mesh, param_shardings
 from flash_lm.training.train_state import ModelFunction, Params
+
+# Keys that depend on the machine and not on the model: a run keeps its own values.
+_MACHINE_KEYS = ("kernels", "quadratic.implementation", "remat", "scan_layers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,22 @@ class Weights:
     params: Params
     mesh: Mesh
     facts: Facts
+
+
+def config_on_mesh(run: RunFolder, config: Config) -> tuple[Config, str]:
+    """The checked config of another model's folder on the mesh of a run, with the run's kernels.
+
+    Args:
+        run: folder of the other model.
+        config: the run's config.
+
+    Returns:
+        The config, and the dtype of the parameters in the folder.
+    """
+    raw = run.config.copy_and_resolve_references()
+    raw.update_from_flattened_dict({"mesh.shape": config.mesh.shape, "mesh.rules": config.mesh.rules})
+    raw.update_from_flattened_dict({f"model.{key}": config.model.get(key) for key in _MACHINE_KEYS})
+    return parse(raw), raw.model.param_dtype
 
 
 def read_weights(name: RunName, run: RunFolder, config: Config, saved_dtype: str) -> Weights:

@@ -43,6 +43,7 @@ _CHANGEABLE = (
     "train.stop_accuracy",
     "train.checkpoint_every",
     "train.keep",
+    "train.teacher",  # its parameters are checked
 )
 # Keys that a branch may change besides: its schedule.
 _BRANCH_KEYS = (

@@ -183,11 +183,23 @@ class Start:
 
 
 def find_start(experiment: Experiment, checkpoints: Checkpoints | None, run: OpenRun) -> Start:
-    """Restores the newest checkpoint of a run, or that of a new branch's parent, or makes a new state.
+    """Restores the newest checkpoint of a run, or that of a new branch's parent, or makes a new state; loads a teacher.
 
     Raises:
-        InputError: no intact checkpoint, or another corpus; nothing is written.
+        InputError: no intact checkpoint, another corpus, or another teacher; nothing is written.
     """
+    start = _find_start(experiment, checkpoints, run)
+    if (teacher := experiment.teacher) is None:
+        return start
+    teacher = teacher.load(experiment.config, experiment.corpus.tokenizer, start.facts.get("teacher"))
+    return dataclasses.replace(
+        start,
+        experiment=dataclasses.replace(start.experiment, teacher=teacher),
+        facts=start.facts | {"teacher": teacher.identity},
+    )
+
+
+def _find_start(experiment: Experiment, checkpoints: Checkpoints | None, run: OpenRun) -> Start:
     # The state: from the run itself, from its parent, or new.
     share, message = experiment.share(), None
     if checkpoints is not None:

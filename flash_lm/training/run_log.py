@@ -183,8 +183,7 @@ class RunLog:
             facts["reached"] = self.reached
         if self._most_together > 1:
             facts["vmapped_runs"] = self._most_together
-        if "parent" in self._start.facts:
-            facts["parent"] = self._start.facts["parent"]
+        facts |= {name: self._start.facts[name] for name in ("parent", "teacher") if name in self._start.facts}
         # Only finite scores compete for the best checkpoint.
         is_finite = scores is not None and all(map(math.isfinite, scores.values()))
         self.checkpoints.save(step, state, facts, scores if is_finite else None)

@@ -27,6 +27,7 @@ from flash_lm.training.checkpoint_write import attach_shardings
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.resolve import fill_from_corpus
 from flash_lm.training.sharding import batch_sharding, host_share, make_mesh, state_shardings
+from flash_lm.training.teacher import Teacher, find_teacher
 from flash_lm.training.train_state import ModelFunction, Params, TrainState, init_state
 
 _log = logging.getLogger(__name__)
@@ -35,20 +36,21 @@ _MILLION = 10**6
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """Model, optimizer and mesh of a complete config; `abstract` has shapes, dtypes and shardings of the state."""
+    """Model, optimizer, mesh and teacher of a config; `abstract` has shapes, dtypes and shardings of the state."""
 
     config: Config
     model: ModelFunction
     optimizer: optax.GradientTransformationExtraArgs
     mesh: Mesh
     abstract: TrainState
+    teacher: Teacher | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Setup):
     """A `Setup` with its corpus: everything that a run needs besides its state."""
 
-    corpus: Splits
+    corpus: Splits = dataclasses.field(kw_only=True)
 
     def evaluation_rows(self, split: str) -> Rows:
         """The packed sequences of a split, of data.length tokens, as the function `evaluation_rows`."""
@@ -119,7 +121,7 @@ def build_setup(config: Config, mesh: Mesh) -> Setup:
     optimizer = make_optimizer(config.train, model.traits())
     abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.carried_rows, config.train.ema > 0))
     shardings = state_shardings(abstract, model.traits().matrix, optimizer, config.mesh, mesh)
-    return Setup(config, model, optimizer, mesh, attach_shardings(abstract, shardings))
+    return Setup(config, model, optimizer, mesh, attach_shardings(abstract, shardings), find_teacher(config, mesh))
 
 
 def build_experiment(config: Config, known: KnownCorpus | None = None) -> Experiment:

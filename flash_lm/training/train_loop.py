@@ -80,6 +80,8 @@ def train(
         validation = experiment.evaluation_rows("validation")
         if debug_nonfinite and experiment.config.train.carry_state:
             raise InputError("--debug_nonfinite does not support train.carry_state=True: leave one of them out")
+        if debug_nonfinite and experiment.teacher:
+            raise InputError("--debug_nonfinite does not support train.teacher: leave one of them out")
         if profile:
             check_span(profile, experiment.config.train.steps)
         check_run(experiment, run, validation)

@@ -16,6 +16,7 @@ from flash_lm.training.forward import Batch, Carried, forward, split_microbatche
 from flash_lm.training.frozen import stop_frozen_gradients
 from flash_lm.training.schedule import learning_rate as schedule
 from flash_lm.training.schedule_free import gradient_point
+from flash_lm.training.teacher_losses import TEACHER_LOSSES
 from flash_lm.training.train_state import ModelFunction, Params, TrainState
 
 Metrics = dict[str, jax.Array]
@@ -27,7 +28,8 @@ def make_train_step(
     config: TrainConfig,
     seed: jax.typing.ArrayLike,
     task: Task = NEXT_TOKEN,
-) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
+    teacher: ModelFunction | None = None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
     """Makes the train step: the mean loss over the batch's targets, its gradient, clipping, the optimizer.
 
     All randomness is fold_in(seed, step), so a resumed run has the same random numbers as an uninterrupted one. A step
@@ -41,6 +43,7 @@ def make_train_step(
         config: number of microbatches, tokens in a slice of the loss.
         seed: seed of dropout; it may be traced.
         task: the task, which defines the loss.
+        teacher: the teacher of `train.teacher`, whose parameters are a further argument of the step; None: none.
 
     Returns:
         A function (state, batch, learning_rate) -> (state, metrics); metrics are loss (nats per target), penalties (by
@@ -48,13 +51,15 @@ def make_train_step(
         measures of the parameters before the update, and whether the step was finite. The learning rate is a float32
         scalar, see `training.schedule`.
     """
-    gradients_of = make_gradients(model, config, seed, task)
+    gradients_of = make_gradients(model, config, seed, task, teacher)
 
-    def step(state: TrainState, batch: Batch, learning_rate: jax.Array) -> tuple[TrainState, Metrics]:
+    def step(
+        state: TrainState, batch: Batch, learning_rate: jax.Array, teacher_params: Params | None = None
+    ) -> tuple[TrainState, Metrics]:
         # The loss and its gradient, as sums over the batch's targets: those of microbatches, which may have different
         # numbers of targets, add up. A schedule-free optimizer takes the gradient at another point.
         point = gradient_point(state.opt_state, state.params)
-        (total, penalties), gradients, carried = gradients_of(point, state.step, batch, state.carried)
+        (total, penalties), gradients, carried = gradients_of(point, state.step, batch, state.carried, teacher_params)
 
         # The gradient of the mean: one division, by the targets of all microbatches.
         tokens = jnp.maximum(batch["loss_mask_BxL"].sum(), 1)
@@ -107,18 +112,24 @@ def make_scheduled_step(
 
 
 def make_gradients(
-    model: ModelFunction, config: TrainConfig, seed: jax.typing.ArrayLike, task: Task = NEXT_TOKEN
+    model: ModelFunction,
+    config: TrainConfig,
+    seed: jax.typing.ArrayLike,
+    task: Task = NEXT_TOKEN,
+    teacher: ModelFunction | None = None,
 ) -> Callable[..., tuple[Losses, Params, Carried]]:
-    """Makes a function (params, step, batch, carried=None) -> (loss, penalties), gradient, carried.
+    """Makes a function (params, step, batch, carried, teacher_params) -> (loss, penalties), gradient, carried.
 
     Loss, penalties (which the loss includes) and gradient are sums over the batch's targets, in nats. `carried` is the
     state before or after each sequence; no gradient flows through it. None: each sequence starts afresh.
     """
-    loss_and_gradient = jax.value_and_grad(partial(_loss_sum, model, config, task), has_aux=True)
+    of_teacher = teacher and TEACHER_LOSSES[config.teacher_loss](model, teacher, config)
+    of_task = jax.value_and_grad(partial(_loss_sum, model, config, task), has_aux=True)
 
     def gradients_of(
-        params: Params, step: jax.Array, batch: Batch, carried: Carried = None
+        params: Params, step: jax.Array, batch: Batch, carried: Carried = None, teacher_params: Params | None = None
     ) -> tuple[Losses, Params, Carried]:
+        loss_and_gradient = of_teacher(teacher_params) if of_teacher else of_task
         if config.microbatches == 1:
             (total, (penalties, carried)), gradient = loss_and_gradient(params, batch, _key(seed, step), carried)
             return (total, penalties), gradient, carried

@@ -47,6 +47,8 @@ def check_vmapped(config: Config) -> None:
         raise InputError("--vmap trains runs on one host, and this sweep has several: leave --vmap out")
     if config.data.streaming:
         raise InputError("--vmap needs a corpus that is not streamed: leave --vmap out, or set data.streaming=false")
+    if config.train.teacher:
+        raise InputError("--vmap trains runs without a teacher: leave --vmap out, or train.teacher open")
     for key, allowed in _COMPILED_BY_XLA.items():
         if (value := config.model.get(key)) not in allowed:
             raise InputError(

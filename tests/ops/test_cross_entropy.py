@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from flash_lm.ops.cross_entropy import cross_entropy, slice_tokens, token_scores
+from flash_lm.ops.cross_entropy import cross_entropy, token_scores
 from flash_lm.ops.on_mesh import gather_table
+from flash_lm.ops.token_slices import slice_tokens
 
 B, L, D, V = 2, 7, 5, 11
 weighted_sum = jax.jit(cross_entropy, static_argnums=range(4, 10))

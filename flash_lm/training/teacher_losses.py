@@ -1,0 +1,98 @@
+"""The losses of `train.teacher_loss`: what a model learns from its teacher."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from flash_lm.config.train import TrainConfig
+from flash_lm.models.layer_pairs import mixer_of, scan_layers
+from flash_lm.ops.distillation import distillation
+from flash_lm.training.forward import Batch, forward, inputs_of
+from flash_lm.training.frozen import frozen_mask, stop_frozen_gradients
+from flash_lm.training.train_state import ModelFunction, Params
+
+# (params, batch, dropout key, carried state) -> (loss, (penalties, carried state)), gradient
+LossAndGradient = Callable[..., tuple[tuple[jax.Array, tuple[dict[str, jax.Array], None]], Params]]
+
+
+def _distribution(
+    model: ModelFunction, teacher: ModelFunction, config: TrainConfig
+) -> Callable[[Params], LossAndGradient]:
+    """The loss of the next tokens, and the divergence KL(teacher ‖ model) as a penalty (Hinton et al. 2015)."""
+
+    def loss_sum(teacher_params: Params, params: Params, batch: Batch, dropout_key: jax.Array, carried: None):
+        del carried  # a teacher has none
+        params = stop_frozen_gradients(config.freeze, params)
+        bound, inputs, _ = forward(model, params, batch, config.loss_chunk, dropout_key)
+        of_teacher, teacher_inputs, _ = forward(
+            teacher, jax.lax.stop_gradient(teacher_params), batch, config.loss_chunk
+        )
+        head, teacher_head = bound.head(), of_teacher.head()
+        total, divergence = distillation(
+            inputs.features_BxLxD,
+            head.table_VxD,
+            teacher_inputs.features_BxLxD,
+            teacher_head.table_VxD,
+            inputs.targets_BxL,
+            inputs.weights_BxL,
+            config.teacher_weight,
+            inputs.chunk,
+            inputs.parts,
+            head.cap,
+            teacher_head.cap,
+            inputs.few_targets,
+        )
+        return total, ({"divergence": divergence}, None)
+
+    return lambda teacher_params: jax.value_and_grad(partial(loss_sum, teacher_params), has_aux=True)
+
+
+def _layers(model: ModelFunction, teacher: ModelFunction, config: TrainConfig) -> Callable[[Params], LossAndGradient]:
+    """The relative error ‖ŷ − y‖² / ‖y‖² of the token mixers' outputs, the mean over the layers.
+
+    Each mixer of the model gets the teacher's own input, so layers do not depend on each other, and one pass
+    over the teacher trains all of them with the memory of one ("LoLCATs", section 3.2; MOHAWK, arXiv:2408.10189, stage 2).
+    """
+
+    def loss_and_gradient(teacher_params: Params, params: Params, batch: Batch, dropout_key: jax.Array, carried: None):
+        del dropout_key, carried
+        inputs = inputs_of(model, batch)
+        student = model.bind(params)
+        _, context = student.embed(inputs)
+        graph, trained, others = nnx.split(student.layers, nnx.Param, ...)
+        frozen = frozen_mask(config.freeze, params)["layers"]
+        real_BxLx1 = (batch["segment_ids_BxL"] > 0)[..., None]
+
+        # The gradient of a layer is taken beside its output, so nothing of the other layers is kept for it.
+        def mix(apply: Callable[[jax.Array], jax.Array], h_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+            y_BxLxD, (parameters, constants) = apply(h_BxLxD), layer
+            squares = lambda x_BxLxD: jnp.square(jnp.where(real_BxLx1, x_BxLxD, 0).astype(jnp.float32)).sum()
+
+            def error(values: Params) -> jax.Array:
+                values = jax.tree.map(lambda x, stop: jax.lax.stop_gradient(x) if stop else x, values, frozen)
+                state = jax.tree.map(lambda leaf: leaf, parameters)
+                nnx.replace_by_pure_dict(state, values)
+                mixer = mixer_of(nnx.merge(graph, state, constants), student.config.family).sublayer
+                return squares(mixer(h_BxLxD, context) - y_BxLxD) / squares(y_BxLxD)
+
+            return y_BxLxD, jax.value_and_grad(error)(nnx.to_pure_dict(parameters))
+
+        _, (errors_N, gradients) = scan_layers(teacher.bind(teacher_params), inputs, mix, (trained, others))
+        # A step divides by the targets.
+        tokens = batch["loss_mask_BxL"].sum()
+        factor = tokens / errors_N.size
+        gradient = jax.tree.map(jnp.zeros_like, params)
+        gradient["layers"] = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+        return (errors_N.mean() * tokens, ({}, None)), gradient
+
+    return lambda teacher_params: partial(loss_and_gradient, teacher_params)
+
+
+TEACHER_LOSSES: Mapping[str, Callable[..., Callable[[Params], LossAndGradient]]] = {
+    "distribution": _distribution,
+    "layers": _layers,
+}
