@@ -1,4 +1,4 @@
-"""Conversion of a model's parameters to another family, such as a Transformer's to a linear-time model's; with a report.
+"""Conversion of a model's parameters to another family, such as a Transformer's to MC-TFM's, with a report.
 
 Parameters are matched by the layer of the model, the sublayer of that layer, and the name within it. So the two models
 may stack their layers differently: one by one, or by the repetitions of different patterns.
