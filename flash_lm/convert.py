@@ -25,7 +25,6 @@ def main(argv: list[str]) -> None:
     """Converts a model to another family: takes the weights that both have, and initialises the others."""
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.inference.convert import convert_model, describe
-    from flash_lm.inference.model import load_model
     from flash_lm.runs.hosts import is_first
     from flash_lm.runs.lost_hosts import report_lost_host
 
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> None:
     with report_lost_host():
         raw = load_run_config(name.workdir, overrides)
         given = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
-        converted = convert_model(load_model(name, mesh_shape=mesh), raw, given, arguments.out)
+        converted = convert_model(name, raw, given, arguments.out, mesh)
     if is_first():
         print(describe(name, arguments.out, converted))
 

@@ -169,8 +169,8 @@ DELTA = SublayerSpec(
     GatedDeltaAttention,
     (DeltaOptions,),
     NORMED_HEAD_KEYS | {"num_heads", "kernels"},
-    defaults=NORMED_HEADS
-    | {
+    defaults={
+        **NORMED_HEADS,
         "delta.key_dim": fraction_per_head(3, 4),
         "delta.value_dim": fraction_per_head(3, 2),
         "short_convolution": 4,

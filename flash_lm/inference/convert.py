@@ -13,7 +13,7 @@ from flash_lm.config.keys import keys
 from flash_lm.config.model import ModelConfig
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete, layer_configs, unused_keys
-from flash_lm.inference.model import TrainedModel
+from flash_lm.inference.model import load_model
 from flash_lm.models.conversion import Conversion, convert
 from flash_lm.runs.hosts import fetch_array, gather_from_hosts, is_first
 from flash_lm.runs.run_name import RunName
@@ -31,20 +31,25 @@ class Converted(NamedTuple):
     conversion: Conversion
 
 
-def convert_model(trained: TrainedModel, raw: Any, given: Collection[str], out: pathlib.Path) -> Converted:
+def convert_model(
+    name: RunName, raw: Any, given: Collection[str], out: pathlib.Path, mesh_shape: tuple[int, ...] = (-1, 1, 1)
+) -> Converted:
     """Converts a model to the family of another config, and writes it as an export.
 
     Args:
-        trained: the model.
+        name: the name of a checkpoint or of an exported model.
         raw: the config of its run with the keys that the user gave; open keys are filled in.
         given: the names of these keys, such as model.family.
         out: the folder to write; must not exist yet.
+        mesh_shape: devices along (data, fsdp, tensor) for reading the weights.
 
     Raises:
-        InputError: the folder exists, the config is wrong, or the model cannot be converted to it.
+        InputError: there is no such model, the folder exists, the config is wrong, or the model cannot be converted to
+            it.
     """
     if gather_from_hosts(reach(out).exists() or os.path.lexists(out))[0]:
         raise InputError(f"--out={out} already exists: give a new folder")
+    trained = load_model(name, mesh_shape=mesh_shape)
     # The target's config and its initial parameters; then all parameters on the host.
     raw = fill_from_source(raw, trained.config.model, given)
     config = fill_from_corpus(parse(raw), trained.tokenizer, trained.labels).model
@@ -90,21 +95,23 @@ def fill_from_source(raw: Any, source: ModelConfig, given: Collection[str]) -> A
     return raw
 
 
-def describe(name: RunName, out: pathlib.Path, converted: Converted) -> str:
+def describe(source: RunName, out: pathlib.Path, converted: Converted) -> str:
     """Lines on what was converted, with the names of parameters that are new and of those that were left out."""
-    config, (params, report) = converted
+    config, (params, report) = converted.config, converted.conversion
     count = sum(x.size for x in jax.tree.leaves(params))
     counts = ", ".join(f"{len(names)} {kind.replace('_', ' ')}" for kind, names in report._asdict().items())
-    lines = [f"{out}: {config.label} from {name}, {count:,} parameters; {counts}"]
+    lines = [f"{out}: {config.label} from {source}, {count:,} parameters; {counts}"]
     for kind in ("new", "left_out"):
         if names := getattr(report, kind):
-            lines.append(f"{kind.replace('_', ' ')}: {', '.join(_name(*x, config.num_layers) for x in names.items())}")
+            lines.append(
+                f"{kind.replace('_', ' ')}: {', '.join(_name(name, layers, config) for name, layers in names.items())}"
+            )
     return "\n".join(lines)
 
 
-def _name(name: str, layers: tuple[int, ...], count: int) -> str:
+def _name(name: str, layers: tuple[int, ...], config: ModelConfig) -> str:
     """A parameter's name, with its layers if there are others."""
-    return f"{name} (layers {', '.join(map(str, layers))})" if 0 < len(layers) < count else name
+    return f"{name} (layers {', '.join(map(str, layers))})" if 0 < len(layers) < config.num_layers else name
 
 
 def _values(config: ModelConfig, key: str) -> list[Any]:

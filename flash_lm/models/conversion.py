@@ -64,9 +64,10 @@ class _Place(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """The value of a parameter in one layer, its name in the model, and the sublayer that it belongs to, if any."""
+    """The value of a parameter in one layer, its place and name in the model, and its sublayer, if it is of one."""
 
     x: np.ndarray
+    place: _Place
     name: str
     sublayer: Any
 
@@ -86,24 +87,25 @@ def convert(params: Any, source: ModelConfig, target: ModelConfig, fresh: Any) -
     """
     if problems := _key_problems(source, target):
         raise InputError.of(problems)
-    known, rows = _by_place(params, source), {}
-    report, used, problems = Report({}, {}, {}, {}, {}), set(), {}
+    known, restacks = _by_place(params, source), len(layer_configs(source)) != len(layer_configs(target))
+    report, rows, used, problems = Report({}, {}, {}, {}, {}), {}, set(), {}
 
     # Each layer of each new parameter: from the first place of the source that exists, by the first rule that fits.
     for place, like in _by_place(fresh, target).items():
-        found = next((x for x in (place, place._replace(name=_origin(place.name))) if x in known), None)
-        kind, row = ("new", like.x) if found is None else _fit(known[found], like)
-        if row is None:
-            problems[like.name] = (
-                f"{like.name} is {list(known[found].x.shape)} in a layer of the source and {list(like.x.shape)} in "
-                "the target, which no rule explains: set the target's keys so that the widths agree"
-            )
+        origins = (place, place._replace(name=_origin(place.name)))
+        value = next((known[origin] for origin in origins if origin in known), None)
+        if value is None:
+            kind, row = "new", like.x
+        elif (fitted := _fit(value, like)) is None:
+            problems[like.name] = _shape_problem(value, like)
             continue
-        used.add(found)
+        else:
+            kind, row = fitted
+            used.add(value.place)
+            if restacks and place.part:
+                _add(report.restacked, like.name, place)
         rows.setdefault(like.name, []).append(row.astype(like.x.dtype))
         _add(getattr(report, kind), like.name, place)
-        if kind != "new" and place.part and len(layer_configs(source)) != len(layer_configs(target)):
-            _add(report.restacked, like.name, place)
     if problems:
         raise InputError.of(problems.values())
 
@@ -163,7 +165,8 @@ def _by_place(params: Any, config: ModelConfig) -> dict[_Place, _Value]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name, x = parameter_name(path), np.asarray(leaf)
         if not is_stacked(path):
-            values[_Place(-1, "", name)] = _Value(x, name, None)
+            place = _Place(-1, "", name)
+            values[place] = _Value(x, place, name, None)
             continue
         # A name such as layers/sublayer_2/query/kernel, or layers/norm_sublayer_2/scale.
         _, part, within = name.split("/", 2)
@@ -172,7 +175,7 @@ def _by_place(params: Any, config: ModelConfig) -> dict[_Place, _Value]:
         is_norm = part.startswith("norm_")
         for i, row in enumerate(x):
             place = _Place(i * len(block.ends) + layer, f"{'norm_' * is_norm}{index}", within)
-            values[place] = _Value(row, name, None if is_norm else block.sublayers[number])
+            values[place] = _Value(row, place, name, None if is_norm else block.sublayers[number])
     return values
 
 
@@ -192,16 +195,37 @@ def _origin(name: str) -> str:
     return "/".join(_ORIGINS.get(part, part) for part in name.split("/"))
 
 
-def _fit(value: _Value, like: _Value) -> tuple[str, np.ndarray | None]:
-    """The first rule that turns a value into one of another's shape, with the result; None: there is no such rule."""
+def _fit(value: _Value, like: _Value) -> tuple[str, np.ndarray] | None:
+    """The name of the first rule that turns a value into one of another's shape, and the result; None: none does."""
     results = ((kind, rule(value, like)) for kind, rule in _RULES.items())
-    return next(((kind, x) for kind, x in results if x is not None and x.shape == like.x.shape), ("", None))
+    return next(((kind, x) for kind, x in results if x is not None and x.shape == like.x.shape), None)
+
+
+def _shape_problem(value: _Value, like: _Value) -> str:
+    heads = _key_heads(value, like)
+    there, here = (
+        f"{list(one.x.shape)}" + (f" of {count} heads" if heads[0] != heads[1] else "")
+        for one, count in zip((value, like), heads, strict=True)
+    )
+    of_one = " of a layer" if value.place.part else ""
+    return (
+        f"{like.name}{of_one} is {there} in the source, and {here} in the target: no rule explains it, so set the "
+        "target's keys for equal widths"
+    )
+
+
+def _key_heads(value: _Value, like: _Value) -> tuple[int, int]:
+    """The heads of keys and values in both, where the parameter is of a map to these; else 1 and 1."""
+    both = (value.sublayer, like.sublayer)
+    if not _SHARED & {*like.name.split("/")} or not all(isinstance(x, AttentionSublayer) for x in both):
+        return 1, 1
+    return value.sublayer.key_heads, like.sublayer.key_heads
 
 
 def _take(value: _Value, like: _Value) -> np.ndarray | None:
-    """The value itself."""
-    del like
-    return value.x
+    """The value itself, unless it is of other heads."""
+    heads, wanted = _key_heads(value, like)
+    return value.x if heads == wanted else None
 
 
 def _repeat_heads(value: _Value, like: _Value) -> np.ndarray | None:
@@ -209,14 +233,11 @@ def _repeat_heads(value: _Value, like: _Value) -> np.ndarray | None:
 
     Head h of the queries reads head h // (H / G) of the keys, so copies of a head follow each other.
     """
-    theirs, ours = value.sublayer, like.sublayer
-    if not (isinstance(theirs, AttentionSublayer) and isinstance(ours, AttentionSublayer)):
-        return None
-    heads, more = theirs.key_heads, ours.key_heads
-    if not _SHARED & set(like.name.split("/")) or more % heads or value.x.shape[-1] % heads:
+    heads, wanted = _key_heads(value, like)
+    if wanted % heads or value.x.shape[-1] % heads:
         return None
     of_heads = value.x.reshape(*value.x.shape[:-1], heads, -1)  # kernels, biases and filters end with the heads
-    return of_heads.repeat(more // heads, axis=-2).reshape(*value.x.shape[:-1], -1)
+    return of_heads.repeat(wanted // heads, axis=-2).reshape(*value.x.shape[:-1], -1)
 
 
 # What the report calls it -> the rule.

@@ -231,14 +231,14 @@ def test_parameters_have_the_targets_dtype():
             {"biases": "none", "mlp_dim": 64},
             [
                 *(
-                    f"layers/sublayer_0/{name}/kernel is {shape} in"
-                    for name, shape in (("key", [48, 16]), ("query", [48, 48]))
+                    f"layers/sublayer_0/{name}/kernel of a layer is {shape} in"
+                    for name, shape in (("key", "[48, 16] of 2 heads"), ("query", [48, 48]))
                 ),
-                "layers/sublayer_1/down/kernel is [128, 48] in a layer of the source and [64, 48] in the target, which",
-                *(f"layers/sublayer_1/{name}/kernel is [48, 128] in" for name in ("gate", "up")),
+                "layers/sublayer_1/down/kernel of a layer is [128, 48] in the source, and [64, 48] in the target: no",
+                *(f"layers/sublayer_1/{name}/kernel of a layer is [48, 128] in" for name in ("gate", "up")),
             ],
         ),
-        ("transformer_plus_plus", {"num_kv_heads": 3}, [f"{name} is" for name in sorted(SHARED)]),
+        ("transformer_plus_plus", {"num_kv_heads": 3}, [f"{name} of a layer is" for name in sorted(SHARED)]),
         ("transformer_plus_plus", {"encoder.family": "transformer"}, ["a model with an encoder cannot be converted"]),
     ],
 )
