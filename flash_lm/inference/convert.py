@@ -102,16 +102,14 @@ def describe(source: RunName, out: pathlib.Path, converted: Converted) -> str:
     counts = ", ".join(f"{len(names)} {kind.replace('_', ' ')}" for kind, names in report._asdict().items())
     lines = [f"{out}: {config.label} from {source}, {count:,} parameters; {counts}"]
     for kind in ("new", "left_out"):
-        if names := getattr(report, kind):
-            lines.append(
-                f"{kind.replace('_', ' ')}: {', '.join(_name(name, layers, config) for name, layers in names.items())}"
-            )
+        # A line for all parameters of the same layers.
+        by_layers: dict[tuple[int, ...], list[str]] = {}
+        for name, layers in getattr(report, kind).items():
+            by_layers.setdefault(layers if len(layers) < config.num_layers else (), []).append(name)
+        for layers, names in by_layers.items():
+            where = f" in layers {', '.join(map(str, layers))}" if layers else ""
+            lines.append(f"{kind.replace('_', ' ')}{where}: {', '.join(names)}")
     return "\n".join(lines)
-
-
-def _name(name: str, layers: tuple[int, ...], config: ModelConfig) -> str:
-    """A parameter's name, with its layers if there are others."""
-    return f"{name} (layers {', '.join(map(str, layers))})" if 0 < len(layers) < config.num_layers else name
 
 
 def _values(config: ModelConfig, key: str) -> list[Any]:
