@@ -11,6 +11,7 @@ COMMANDS = {
     "evaluate": "score a checkpoint",
     "export": "write a checkpoint as safetensors, with a model card",
     "import_model": "convert a Llama from Hugging Face's format",
+    "convert": "take over the weights of a model in another family",
     "generate": "continue a prompt, or fill in masks",
     "translate": "answer all first texts of a split of pairs, and score the answers: BLEU",
     "harness": "score a checkpoint on tasks of the lm-evaluation-harness",

@@ -22,8 +22,9 @@ All config keys with their defaults.
 
 `--config.KEY=VALUE` sets a key on the command line. An open key has no fixed default: its description says how it is
 filled in. A key that a family ignores has no effect, and commands warn if you set one; but `model.head_dim`,
-`model.feed_forward` and `model.biases=qkv`, without which a model would be another, are refused where no layer reads
-them. `docs/tools/write_keys.py` writes this page from the declarations in the code.
+`model.feed_forward`, `model.output_gate`, `model.head_norm` and `model.biases=qkv`, without which a model would be
+another, are refused where no layer reads them. `docs/tools/write_keys.py` writes this page from the declarations in
+the code.
 """
 
 

@@ -46,10 +46,11 @@ def use_plugins(arguments: argparse.Namespace) -> None:
         import_plugins(names)
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds --workdir, --mesh, --plugins and the flags of `begin`."""
+def add_run_flags(parser: argparse.ArgumentParser, flag: str = "--workdir") -> None:
+    """Adds --workdir, perhaps by another name, --mesh, --plugins and the flags of `begin`."""
     parser.add_argument(
-        "--workdir",
+        flag,
+        dest="workdir",
         required=True,
         metavar="RUN[@newest|@best|@STEP]",
         help="the run's folder, perhaps at gs://, and which checkpoint; or the folder of an export, or hub:OWNER/NAME",

@@ -151,6 +151,21 @@ def load_config(path: str, overrides: list[str]) -> ConfigDict:
     is_run = not is_packaged and (reach(folder) / "config.json").exists()
     config: Any = _config_of_run(folder, name) if is_run else read_config(path)
     import_plugins(() if flag else plugin_names(config))  # the flag replaces the config's plugins
+    return _apply(config, overrides)
+
+
+def load_run_config(folder: pathlib.Path, overrides: list[str]) -> ConfigDict:
+    """The config of a run or an export, with overrides; its plugins are those that were imported before.
+
+    Raises:
+        InputError: no such run exists, or overrides are wrong, one per line.
+    """
+    from flash_lm.runs.run_folder import RunFolder  # noqa: PLC0415 (--help need not wait for JAX)
+
+    return _apply(RunFolder(folder).config.copy_and_resolve_references(), overrides)
+
+
+def _apply(config: Any, overrides: list[str]) -> ConfigDict:
     add_sections(config)
     apply_overrides(config, overrides)
     check_path(config, overrides)

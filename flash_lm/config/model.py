@@ -67,6 +67,12 @@ class ModelConfig(Group, name="model"):
         "feed-forward that closes a layer: mlp (gelu) or glu (SwiGLU); open: the family's own",
         one_of("mlp", "glu"),
     )
+    output_gate: str = key(
+        None,
+        "factor of the heads' outputs: silu (of a linear map of x) or none, without its map; open: silu",
+        one_of("silu", "none"),
+    )
+    head_norm: bool = key(None, "RMS norm of each head's output, with a gain; open: True")
     mlp_dim: int = key(None, "open: 4 D for an MLP, 8 D / 3 rounded up to a multiple of 8 for a GLU", at_least(1))
     max_length: int = key(512, "tokens; bounds learned positions and the decode cache", at_least(1))
     vocab_size: int = key(None, "open: from the tokenizer", at_least(2))

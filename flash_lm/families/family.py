@@ -174,7 +174,7 @@ def unused_keys(families: Collection[str], cross: str | None = None) -> set[str]
 
 
 # Keys of a model's shape. Where no layer reads one, a model would silently be another than the one that was asked for.
-_SHAPE_KEYS = ("head_dim", "feed_forward")
+_SHAPE_KEYS = ("head_dim", "feed_forward", "output_gate", "head_norm")
 
 
 def _unread_problems(config: ModelConfig) -> list[str]:

@@ -128,7 +128,9 @@ def _mixed_chunk_heads(
     rngs: nnx.Rngs,
 ) -> Sublayer:
     core = MixedChunkCore(config, chunks, implementation=quadratic.implementation)
-    return MultiHeadAttention(config, core, convolution, rngs=rngs, scale_offsets=True)
+    # Keys start as usual, so that the gradient of the queries' γ is not zero, too.
+    zero_queries = ("global",) if chunks.zero_global else ()
+    return MultiHeadAttention(config, core, convolution, rngs=rngs, scale_offsets=True, zero_queries=zero_queries)
 
 
 # Attention functions whose output is near 0 while the scores are near 0, as at initialisation, by `model.divides`.
@@ -166,7 +168,9 @@ _GAU: dict[str, Any] = {
     "problems": _problems,
 }
 GAU_QUADRATIC = SublayerSpec(_quadratic_unit, (GAUOptions, QuadraticOptions), serves=EVERYTHING, **_GAU)
-GAU_MIXED_CHUNK = SublayerSpec(_mixed_chunk_unit, (GAUOptions, ChunkOptions), **_GAU)
+GAU_MIXED_CHUNK = SublayerSpec(
+    _mixed_chunk_unit, (GAUOptions, ChunkOptions), unread=frozenset({"chunks.zero_global"}), **_GAU
+)
 SOFTMAX_MIXED_CHUNK = SublayerSpec(
     _mixed_chunk_heads,
     (ChunkOptions, QuadraticOptions, ConvolutionOptions),

@@ -13,13 +13,15 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC
 from flash_lm.families.sublayer_spec import (
+    NORMED_HEAD_KEYS,
+    NORMED_HEADS,
     SublayerSpec,
     fraction_per_head,
     one_way_problems,
     times,
     uneven_head_problems,
 )
-from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.attention import AttentionSublayer, Projected, norm_and_gate, split_heads
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import short_convolutions
@@ -27,9 +29,8 @@ from flash_lm.layers.decayed_core import first_rates, first_steps, from_either_e
 from flash_lm.layers.dense import NEVER, Dense, Output
 from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import chunk_work
-from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.ops.activations import gated, silu
+from flash_lm.ops.activations import silu
 from flash_lm.ops.delta_rule import DeltaInputs, delta_rule, prefill_delta, step_delta
 
 _EPSILON = 1e-6  # added to ‖x‖² under the root when queries and keys are normalised
@@ -104,17 +105,18 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
         self.heads = self.key_heads = config.num_heads
         self.key_width, self.value_width = keys // self.heads, values // self.heads
         self.largest_beta = 2 if options.negative_eigenvalues else 1
-        self.projection_weights = dim * (2 * keys + 3 * values + (2 if options.decay else 1) * self.heads)
+        gates = values if config.output_gate == "silu" else 0
+        self.projection_weights = dim * (2 * keys + 2 * values + gates + (2 if options.decay else 1) * self.heads)
         self.query = Dense(dim, keys, config, rngs=rngs)
         self.key = Dense(dim, keys, config, rngs=rngs)
         self.value = Dense(dim, values, config, rngs=rngs)
-        self.gate = Dense(dim, values, config, rngs=rngs)
+        self.gate = Dense(dim, gates, config, rngs=rngs) if gates else None
         self.beta = Dense(dim, self.heads, config, rngs=rngs)
         self.output = Output(values, dim, config, rngs=rngs)
         # Short convolutions on queries, keys and values, as published.
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": values}, config)
         vector = lambda x: nnx.Param(x.astype(jnp.dtype(config.param_dtype)), **VECTORS)
-        self.gain = vector(jnp.ones(self.value_width))
+        self.gain = vector(jnp.ones(self.value_width)) if config.head_norm else None
         # The decay is parametrised as in Mamba-2, with log_rate as its A_log and step_bias as its dt_bias.
         self.step_size = Dense(dim, self.heads, config, rngs=rngs, biased=NEVER) if options.decay else None
         if options.decay:
@@ -122,8 +124,9 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
             self.step_bias = vector(first_steps(self.heads, rngs))
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """Linear maps for queries, keys, values, gate, β and decay."""
-        names = ("query", "key", "value", "gate", "beta") + (("step_size",) if self.step_size else ())
+        """Linear maps for queries, keys, values and β; for the gate and the decay, if it has these."""
+        names = ("query", "key", "value", "beta")
+        names += tuple(name for name in ("gate", "step_size") if getattr(self, name) is not None)
         return {name: getattr(self, name)(x_BxLxD) for name in names}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[DeltaInputs]:
@@ -138,11 +141,11 @@ class GatedDeltaAttention(AttentionSublayer[DeltaInputs]):
             log_decay_BxHxL = -jnp.exp(rate) * jax.nn.softplus(_move_heads(maps["step_size"]) + bias)
         # Unit keys keep the eigenvalues of the state's update within 1.
         by = DeltaInputs(_unit(q, 1 / math.sqrt(self.key_width)), _unit(k), log_decay_BxHxL, beta_BxHxL)
-        return Projected(by, v, maps["gate"])
+        return Projected(by, v, maps.get("gate"))
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: Any) -> jax.Array:
         """Normalises each head, with one gain for all, and gates."""
-        return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE, self.gain[...]))))
+        return self.output(norm_and_gate(mixed_BxHxLxE, self.gain, gate_BxLxE))
 
 
 def _move_heads(x_BxLxH: jax.Array) -> jax.Array:
@@ -165,8 +168,9 @@ def _problems(config: ModelConfig) -> list[str]:
 DELTA = SublayerSpec(
     GatedDeltaAttention,
     (DeltaOptions,),
-    frozenset({"num_heads", "kernels"}),
+    NORMED_HEAD_KEYS | {"num_heads", "kernels"},
     defaults={
+        **NORMED_HEADS,
         "delta.key_dim": fraction_per_head(3, 4),
         "delta.value_dim": fraction_per_head(3, 2),
         "short_convolution": 4,

@@ -13,13 +13,15 @@ from flash_lm.config.model import ModelConfig
 from flash_lm.families.family import Family
 from flash_lm.families.feed_forward import GLU_SPEC
 from flash_lm.families.sublayer_spec import (
+    NORMED_HEAD_KEYS,
+    NORMED_HEADS,
     SublayerSpec,
     fraction_per_head,
     one_way_problems,
     uneven_head_problems,
     width_problems,
 )
-from flash_lm.layers.attention import AttentionSublayer, Projected, join_heads, split_heads
+from flash_lm.layers.attention import AttentionSublayer, Projected, norm_and_gate, split_heads
 from flash_lm.layers.attention_core import PlainCore
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, short_convolutions
@@ -27,9 +29,7 @@ from flash_lm.layers.decayed_core import from_either_end
 from flash_lm.layers.dense import NEVER, Dense, Output
 from flash_lm.layers.kernel_packages import compute_by_package
 from flash_lm.layers.linear_core import LinearOptions, sums_flops
-from flash_lm.layers.norms import normal_heads
 from flash_lm.layers.parameter import VECTORS
-from flash_lm.ops.activations import gated
 from flash_lm.ops.vector_decay import GatedInputs, gated_sums, longest_chunk, prefill_gated, step_gated
 
 
@@ -102,23 +102,26 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
         self.heads = self.key_heads = config.num_heads
         self.key_width, self.value_width = keys // self.heads, dim // self.heads
         self.normalizer, self.floor = options.gate_normalizer, options.gate_floor
-        self.projection_weights = 2 * dim * keys + 3 * dim * dim + rank * (dim + keys)
+        gates = dim if config.output_gate == "silu" else 0
+        self.projection_weights = dim * (2 * keys + 2 * dim + gates) + rank * (dim + keys)
         self.query = Dense(dim, keys, config, rngs=rngs)
         self.key = Dense(dim, keys, config, rngs=rngs)
         self.value = Dense(dim, dim, config, rngs=rngs)
-        self.gate = Dense(dim, dim, config, rngs=rngs)
+        self.gate = Dense(dim, gates, config, rngs=rngs) if gates else None
         # The decay has a low-rank projection, as in the paper.
         self.decay_down = Dense(dim, rank, config, rngs=rngs, biased=NEVER)
         self.decay_up = Dense(rank, keys, config, rngs=rngs, biased=NEVER)
         self.output = Output(dim, dim, config, rngs=rngs)
         self.convolutions = short_convolutions({"query": keys, "key": keys, "value": dim}, config, convolution)
-        # A bias of the decay, and the gain of the norm before the gate.
+        # A bias of the decay, and the gain of the norm before the gate, with model.head_norm.
         self.decay_bias = nnx.Param(jnp.zeros(keys, jnp.dtype(config.param_dtype)), **VECTORS)
-        self.gain = nnx.Param(jnp.ones(self.value_width, jnp.dtype(config.param_dtype)), **VECTORS)
+        gain = jnp.ones(self.value_width, jnp.dtype(config.param_dtype))
+        self.gain = nnx.Param(gain, **VECTORS) if config.head_norm else None
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
-        """Linear maps for queries, keys, values, gate and decay."""
-        maps = {name: getattr(self, name)(x_BxLxD) for name in ("query", "key", "value", "gate")}
+        """Linear maps for queries, keys, values, decay and, with model.output_gate, the gate."""
+        names = ("query", "key", "value") + (("gate",) if self.gate else ())
+        maps = {name: getattr(self, name)(x_BxLxD) for name in names}
         return maps | {"decay": self.decay_up(self.decay_down(x_BxLxD))}
 
     def arrange(self, maps: Mapping[str, jax.Array], context: Context) -> Projected[GatedInputs]:
@@ -128,11 +131,11 @@ class GatedLinearAttention(AttentionSublayer[GatedInputs]):
         bias = self.decay_bias[...].astype(jnp.float32)[None, None]
         log_decay = jax.nn.log_sigmoid(maps["decay"].astype(jnp.float32) + bias) / self.normalizer
         log_decay_BxHxLxK = split_heads(jnp.maximum(log_decay, self.floor), self.heads)
-        return Projected(GatedInputs(q / math.sqrt(self.key_width), k, log_decay_BxHxLxK), v, maps["gate"])
+        return Projected(GatedInputs(q / math.sqrt(self.key_width), k, log_decay_BxHxLxK), v, maps.get("gate"))
 
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: Any) -> jax.Array:
         """Normalises each head, with one gain for all, and gates."""
-        return self.output(gated(gate_BxLxE, join_heads(normal_heads(mixed_BxHxLxE, self.gain[...]))))
+        return self.output(norm_and_gate(mixed_BxHxLxE, self.gain, gate_BxLxE))
 
 
 def _problems(config: ModelConfig) -> list[str]:
@@ -143,8 +146,8 @@ def _problems(config: ModelConfig) -> list[str]:
 GLA = SublayerSpec(
     GatedLinearAttention,
     (GLAOptions, LinearOptions, ConvolutionOptions),
-    frozenset({"num_heads", "kernels"}),
-    defaults={"gla.key_dim": fraction_per_head(1, 2)},
+    NORMED_HEAD_KEYS | {"num_heads", "kernels"},
+    defaults={"gla.key_dim": fraction_per_head(1, 2), **NORMED_HEADS},
     problems=_problems,
 )
 ROWS = {

@@ -206,7 +206,7 @@ MEGA = SublayerSpec(
     MegaUnit,
     (MegaOptions, ChunkOptions),
     GATED_UNIT_KEYS,
-    unread=frozenset({"chunks.local_attention", "chunks.global_attention", "short_convolution"}),
+    unread=frozenset({"chunks.local_attention", "chunks.global_attention", "chunks.zero_global", "short_convolution"}),
     defaults={"mega.expanded_dim": times(2), "mega.shared_dim": lambda config: max(2, config.model_dim // 8 * 2)},
     problems=_problems,
 )

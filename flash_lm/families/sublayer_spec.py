@@ -21,6 +21,9 @@ WHOLE_ROWS = frozenset({"bidirectional"})
 # Keys of config.model itself that sublayers of several families read.
 HEAD_KEYS = frozenset({"num_heads", "rotary", "rotary_base"})
 MULTI_HEAD_KEYS = HEAD_KEYS | {"head_dim", "query_key_norm"}
+# Of sums without a denominator, in whose place the heads are normalised, and gated; with the usual values.
+NORMED_HEAD_KEYS = frozenset({"output_gate", "head_norm"})
+NORMED_HEADS: Mapping[str, Default] = {"output_gate": "silu", "head_norm": True}
 GATED_UNIT_KEYS = frozenset({"rotary", "rotary_base", "normalizer", "divides", "scale_init", "kernels"})
 
 

@@ -8,15 +8,13 @@ import jax
 
 from flash_lm.config.experiment import default_config, parse
 from flash_lm.config.registry import FORMATS
-from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete
 from flash_lm.inference.sources.open import open_source
 from flash_lm.models.formats.arrays import to_params
 from flash_lm.models.formats.format import find_format
 from flash_lm.models.formats.settings import to_keys
-from flash_lm.runs.provenance import config_hash, provenance
-from flash_lm.training.export_folder import flatten_arrays, new_folder, write_json, write_weights
+from flash_lm.training.export_folder import flatten_arrays, write_export
 from flash_lm.training.train_state import ModelFunction
 
 _MAX_EVAL_LENGTH = 2048  # default length for evaluation: the full context of a large model takes long
@@ -85,13 +83,8 @@ def import_with_message(model: str | os.PathLike[str], out: str | os.PathLike[st
 
     # The export. The corpus and the time of its training are unknown.
     facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}
-    origin: dict[str, Any] = {"run": str(path), "step": 0, "config_hash": config_hash(raw.to_dict()), "facts": facts}
-    about = {"architectures": ["FlashLM"], "model_type": "flash_lm", "config": raw.to_dict()}
-    origin["exported_by"] = provenance(jax.devices()[0].device_kind)
-    with new_folder(out) as partial:
-        write_weights(partial, flatten_arrays(params, {}))
-        write_json(partial / "config.json", about | {"flash_lm": origin})
-        save_tokenizer(tokenizer, partial / "tokenizer")
+    origin = {"run": str(path), "step": 0, "facts": facts}
+    write_export(out, flatten_arrays(params, {}), raw.to_dict(), origin, tokenizer)
     chats = ", with a chat template" if getattr(tokenizer, "chat_template", None) else ""
     count = sum(x.size for x in jax.tree.leaves(params))
     return Imported(

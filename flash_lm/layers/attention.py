@@ -1,6 +1,6 @@
 """Attention sublayers: projections around an attention core; multi-head and grouped-query attention (MHA, GQA)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -12,9 +12,10 @@ from flash_lm.layers.attention_core import Core, CoreOfPairs, Pair, Pairs
 from flash_lm.layers.context import Context
 from flash_lm.layers.convolution import ConvolutionOptions, ShortConvolutions, short_convolutions
 from flash_lm.layers.dense import QUERY_KEY_VALUE, Dense, Output
-from flash_lm.layers.norms import RMSNorm
+from flash_lm.layers.norms import RMSNorm, normal_heads
 from flash_lm.layers.scale_offsets import ScaleOffsets, unit_scales
 from flash_lm.layers.sublayer import State, Sublayer
+from flash_lm.ops.activations import gated
 from flash_lm.ops.positions import rotate
 
 Mixed = TypeVar("Mixed")  # the inputs of a core besides the values
@@ -196,8 +197,13 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         key_heads: int | None = None,
         key_width: int | None = None,
         scale_offsets: bool = False,
+        zero_queries: Collection[str] = (),
     ):
-        """H heads of width K, `key_width` for queries and keys; the core must support fewer heads of keys."""
+        """H heads of width K, `key_width` for queries and keys; the core must support fewer heads of keys.
+
+        With `scale_offsets` each pair of the core has scale-offsets of the queries and keys; those of the queries of
+        the pairs `zero_queries` start at 0.
+        """
         dim, joined = config.model_dim, config.num_heads * config.head_width
         self.core, self.rotary, self.pair_names = core, bool(config.rotary), tuple(core.pair_scaling)
         self.heads, self.key_heads = config.num_heads, key_heads or config.num_heads
@@ -216,12 +222,12 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
         self.convolutions = short_convolutions(widths, config, convolution)
         width = (self.heads, self.key_width)
 
-        def variants() -> ScaleOffsets | None:
+        def variants(zero: Collection[str]) -> ScaleOffsets | None:
             # Queries and keys are already projections, so they do not start small as in a GAU, whatever the init.
-            return ScaleOffsets(unit_scales(core.pair_scaling, width, config)) if scale_offsets else None
+            return ScaleOffsets(unit_scales(core.pair_scaling, width, config, zero)) if scale_offsets else None
 
         # MC-TFM: pairs for local and global attention from the same queries and keys.
-        self.query_variants, self.key_variants = variants(), variants()
+        self.query_variants, self.key_variants = variants(zero_queries), variants(())
         self.query_norm, self.key_norm = query_key_norms(config, self.key_width)
 
     def maps(self, x_BxLxD: jax.Array) -> Mapping[str, jax.Array]:
@@ -241,6 +247,12 @@ class MultiHeadAttention(AttentionSublayer[Pairs]):
     def finish(self, mixed_BxHxLxE: jax.Array, gate_BxLxE: jax.Array | None) -> jax.Array:
         """Joins the heads."""
         return self.output(join_heads(mixed_BxHxLxE))
+
+
+def norm_and_gate(mixed_BxHxLxE: jax.Array, gain_E: nnx.Param | None, gate_BxLxE: jax.Array | None) -> jax.Array:
+    """The heads' outputs joined, each normalised and then gated: norm(o) ⊙ silu(gate), B×L×(H·E); None: left out."""
+    heads = mixed_BxHxLxE if gain_E is None else normal_heads(mixed_BxHxLxE, gain_E[...])
+    return join_heads(heads) if gate_BxLxE is None else gated(gate_BxLxE, join_heads(heads))
 
 
 def query_key_norms(config: ModelConfig, width: int) -> tuple[RMSNorm | None, RMSNorm | None]:

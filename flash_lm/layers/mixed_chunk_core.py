@@ -43,6 +43,11 @@ class ChunkOptions:
     local_attention: bool = key(True, "attention inside the chunk")
     overlapping: bool = key(False, "local attention reaches into the neighbouring chunks, too")
     global_attention: bool = key(True, "linear attention over the chunks")
+    zero_global: bool = key(
+        False,
+        "the scale γ of the queries of global attention starts at 0: the model starts as local attention alone, as "
+        "suits weights of a Transformer",
+    )
 
     def problems(self) -> list[str]:
         """Sentences on keys that cannot be combined."""
@@ -50,6 +55,8 @@ class ChunkOptions:
             return ["model.chunks.local_attention and model.chunks.global_attention are both false: switch one on"]
         if self.overlapping and not self.local_attention:
             return ["model.chunks.overlapping needs local attention: set --config.model.chunks.local_attention=True"]
+        if self.zero_global and not self.global_attention:
+            return ["model.chunks.zero_global needs global attention: set --config.model.chunks.global_attention=True"]
         return []
 
 

@@ -1,6 +1,6 @@
 """Scale-offsets x ⊙ γ + β that turn Z into queries and keys (FLASH, eq. 3), and the initial γ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +33,15 @@ class ScaleOffsets(nnx.Module):
         return [scale_offset(x, scale[i], offset[i]) for i, x in enumerate(xs)]
 
 
-def unit_scales(scaled: Mapping[str, bool], width: tuple[int, ...], config: ModelConfig) -> jax.Array:
-    """γ of one array of each pair: 1, or K^-1/4 for scores that are not divided by √K.
+def unit_scales(
+    scaled: Mapping[str, bool], width: tuple[int, ...], config: ModelConfig, zero: Collection[str] = ()
+) -> jax.Array:
+    """γ of one array of each pair: 1, or K^-1/4 for scores that are not divided by √K; 0 for the pairs `zero`.
 
     Otherwise the linear part of mixed chunks would start many times larger than the quadratic one, and dominate it.
     """
-    starts = [1.0 if is_scaled else width[-1] ** -0.25 for is_scaled in scaled.values()]
+    usual = {name: 1.0 if is_scaled else width[-1] ** -0.25 for name, is_scaled in scaled.items()}
+    starts = [0.0 if name in zero else start for name, start in usual.items()]
     return jnp.stack([jnp.full(width, start, config.param_dtype) for start in starts])
 
 

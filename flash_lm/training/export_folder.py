@@ -13,7 +13,7 @@ import os
 import pathlib
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,9 +24,13 @@ from safetensors.numpy import save_file
 
 from flash_lm.config.addresses import is_remote
 from flash_lm.config.model import ModelConfig
+from flash_lm.data.tokenizer import Tokenizer
+from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError, first_line
 from flash_lm.runs.json_file import load_json
+from flash_lm.runs.labels import write_labels
 from flash_lm.runs.local_copy import fetch
+from flash_lm.runs.provenance import config_hash, provenance
 from flash_lm.runs.run_folder import INDEX, WEIGHTS
 from flash_lm.runs.storage import upload_folder
 from flash_lm.training.train_state import Params
@@ -71,6 +75,36 @@ def new_folder(out: pathlib.Path) -> Iterator[pathlib.Path]:
             os.rename(partial, out)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def write_export(
+    out: pathlib.Path,
+    arrays: Mapping[str, np.ndarray],
+    config: Any,
+    origin: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    labels: Sequence[str] = (),
+) -> None:
+    """Writes the folder of a model that was made and not trained: completely or not at all.
+
+    Args:
+        out: the folder; must not exist yet.
+        arrays: from `flatten_arrays`.
+        config: the config, a nested dict.
+        origin: the model that it was made from: run, step and facts.
+        tokenizer: its tokenizer.
+        labels: of a classifier.
+
+    Raises:
+        InputError: `out` cannot be written.
+    """
+    about = {"architectures": ["FlashLM"], "model_type": "flash_lm", "config": config}
+    made = {"config_hash": config_hash(config), "exported_by": provenance(jax.devices()[0].device_kind)}
+    with new_folder(out) as partial:
+        write_weights(partial, arrays)
+        write_json(partial / "config.json", about | {"flash_lm": dict(origin) | made})
+        save_tokenizer(tokenizer, partial / "tokenizer")
+        write_labels(partial, labels)
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

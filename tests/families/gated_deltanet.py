@@ -7,7 +7,7 @@ import numpy as np
 from oracles import counting
 from oracles.attention import Row, silu, split_heads
 from oracles.convolution import project
-from oracles.decayed import softplus
+from oracles.decayed import finish, softplus
 from oracles.feed_forward import GLU
 from oracles.row import Family, Sublayer
 
@@ -25,7 +25,10 @@ def recurrence(q, k, v, log_decay, beta, runs) -> np.ndarray:
 
 
 def gated_delta(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2024, figure 1); bidirectional: odd heads run backwards."""
+    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2024, figure 1); bidirectional: odd heads run backwards.
+
+    Without a gate it is norm(o) W_o, and without a norm of the heads o takes the place of norm(o).
+    """
     count, length = settings.num_heads, len(x_LxD)
     q, k, v = (split_heads(silu(project(x_LxD, p, name, row, settings)), count) for name in ("query", "key", "value"))
     beta = (2 if settings.delta.negative_eigenvalues else 1) / (1 + np.exp(-(x_LxD @ p["beta"]["kernel"])))
@@ -39,17 +42,18 @@ def gated_delta(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
         queries, keys = (x[h] / np.sqrt((x[h] ** 2).sum(axis=1, keepdims=True) + 1e-6) for x in (q, k))
         inputs = (queries / math.sqrt(keys.shape[1]), keys, v[h], logs[:, h], beta[:, h], np.array(runs))
         out = recurrence(*(x[turn] for x in inputs))[turn]
-        outs.append(out / np.sqrt((out**2).mean(axis=1, keepdims=True) + 1e-6) * p["gain"])
-    return (np.concatenate(outs, axis=1) * silu(x_LxD @ p["gate"]["kernel"])) @ p["output"]["kernel"]
+        outs.append(out)
+    return finish(outs, x_LxD, p, settings)
 
 
 def _maps(s: SimpleNamespace) -> int:
-    return s.model_dim * (2 * s.delta.key_dim + 3 * s.delta.value_dim + (1 + s.delta.decay) * s.num_heads)
+    values = (2 + (s.output_gate == "silu")) * s.delta.value_dim
+    return s.model_dim * (2 * s.delta.key_dim + values + (1 + s.delta.decay) * s.num_heads)
 
 
 def _parameters(s: SimpleNamespace) -> int:
     """Maps, one gain that all heads share, and two parameters per head."""
-    return _maps(s) + s.delta.value_dim // s.num_heads + 2 * s.num_heads * s.delta.decay
+    return _maps(s) + s.head_norm * s.delta.value_dim // s.num_heads + 2 * s.num_heads * s.delta.decay
 
 
 def _flops(s: SimpleNamespace, length: int) -> int:
@@ -78,6 +82,8 @@ ROWS = {
             "delta.key_dim": _divisible_width(3 / 4),
             "delta.value_dim": _divisible_width(3 / 2),
             "short_convolution": 4,
+            "output_gate": "silu",
+            "head_norm": True,
         },
         small={"delta.chunk_size": 8},
         letters=_letters,

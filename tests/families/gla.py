@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 from oracles import counting
-from oracles.attention import Row, silu, split_heads
+from oracles.attention import Row, split_heads
 from oracles.convolution import project
-from oracles.decayed import softplus
+from oracles.decayed import finish, softplus
 from oracles.feed_forward import GLU
 from oracles.row import Family, Sublayer
 
@@ -24,7 +24,10 @@ def recurrence(q, k, v, log_decay, runs) -> np.ndarray:
 
 
 def gated_linear(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
-    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2023, section 4.4); bidirectional: odd heads run backwards."""
+    """(norm(o) ⊙ silu(x W_g)) W_o (Yang et al. 2023, section 4.4); bidirectional: odd heads run backwards.
+
+    Without a gate it is norm(o) W_o, and without a norm of the heads o takes the place of norm(o).
+    """
     count, length = settings.num_heads, len(x_LxD)
     q, k, v = (split_heads(project(x_LxD, p, name, row, settings), count) for name in ("query", "key", "value"))
     gates = x_LxD @ p["decay_down"]["kernel"] @ p["decay_up"]["kernel"] + p["decay_bias"]
@@ -35,13 +38,13 @@ def gated_linear(x_LxD: np.ndarray, p: dict, row: Row, settings) -> np.ndarray:
         turn = slice(None, None, 1 if settings.causal or h % 2 == 0 else -1)
         inputs = (q[h] / math.sqrt(k[h].shape[1]), k[h], v[h], logs[h], np.array(runs))
         out = recurrence(*(x[turn] for x in inputs))[turn]
-        outs.append(out / np.sqrt((out**2).mean(axis=1, keepdims=True) + 1e-6) * p["gain"])
-    return (np.concatenate(outs, axis=1) * silu(x_LxD @ p["gate"]["kernel"])) @ p["output"]["kernel"]
+        outs.append(out)
+    return finish(outs, x_LxD, p, settings)
 
 
 def _maps(s: SimpleNamespace) -> int:
     d, keys = s.model_dim, s.gla.key_dim
-    return d * (2 * keys + 3 * d) + s.gla.gate_rank * (d + keys)
+    return d * (2 * keys + 2 * d + d * (s.output_gate == "silu")) + s.gla.gate_rank * (d + keys)
 
 
 def _flops(s: SimpleNamespace, length: int) -> int:
@@ -56,14 +59,18 @@ def _flops(s: SimpleNamespace, length: int) -> int:
 GLA = Sublayer(
     gated_linear,
     # Maps, a bias of the decays, and one gain that all heads share.
-    lambda s: _maps(s) + s.gla.key_dim + s.model_dim // s.num_heads,
+    lambda s: _maps(s) + s.gla.key_dim + s.head_norm * s.model_dim // s.num_heads,
     _flops,
     lambda s: 2 * s.gla.key_dim + s.model_dim,
 )
 ROWS = {
     "gla": Family(
         (GLA, GLU),
-        defaults={"gla.key_dim": lambda s: s.num_heads * math.ceil(s.model_dim / 2 / s.num_heads)},
+        defaults={
+            "gla.key_dim": lambda s: s.num_heads * math.ceil(s.model_dim / 2 / s.num_heads),
+            "output_gate": "silu",
+            "head_norm": True,
+        },
         letters=lambda s: {"Q": s.model_dim // 2, "Y": s.model_dim // s.num_heads},
         xla_counts_flops=False,  # XLA also counts the masked half of the pairs in causal chunks, which both forms have
         constant_state=True,

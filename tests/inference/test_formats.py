@@ -89,6 +89,21 @@ def test_a_model_is_imported_and_written_back(theirs, request, tmp_path):
     assert f"library_name: {row.library}" in card and (tmp_path / "back" / "tokenizer.json").exists()
 
 
+@pytest.mark.parametrize("theirs", ["gated_deltanet"], indirect=True)
+def test_a_model_without_its_output_gate(theirs, tmp_path):
+    """Read and written with the setting of that name, and without the arrays."""
+    settings, arrays = json.loads((theirs / "config.json").read_text()), load_file(theirs / "model.safetensors")
+    arrays = {name: x for name, x in arrays.items() if ".g_proj." not in name}
+    save_file(arrays, theirs / "model.safetensors")
+    (theirs / "config.json").write_text(json.dumps(settings | {"use_gate": False}))
+    trained = load_model(flash_lm.import_hf(theirs, tmp_path / "ours"))
+    assert trained.config.model.output_gate == "none" and trained.config.model.head_norm
+    export(trained, tmp_path / "back", "mit", "gated_deltanet")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["use_gate"] is False
+    after = load_file(tmp_path / "back" / "model.safetensors")
+    assert {name: x.tobytes() for name, x in after.items()} == {name: x.tobytes() for name, x in arrays.items()}
+
+
 @pytest.mark.parametrize("theirs", ["llama", "qwen2", "qwen3"], indirect=True)
 def test_a_gguf_file_is_the_same_model(theirs, request, tmp_path):
     """Queries and keys of a Llama are permuted there, keys with their own number of heads."""
@@ -252,7 +267,9 @@ def test_every_key_of_a_family_is_part_of_its_format(name):
         ("rwkv4", {"attention_hidden_size": 8}, "attention_hidden_size=8"),
         ("gla", {"expand_v": 2.0, "num_kv_heads": 1}, "expand_v=2.0, num_kv_heads=1"),
         ("gla", {"use_short_conv": False}, "also model.layers.0.attn.k_conv1d.weight"),
-        ("gated_deltanet", {"use_gate": False, "num_v_heads": 4}, "use_gate=False, num_v_heads=4"),
+        ("gla", {"use_output_gate": False}, "use_output_gate=False"),
+        ("gated_deltanet", {"use_gate": False}, "also model.layers.0.attn.g_proj.weight"),
+        ("gated_deltanet", {"use_short_conv": False, "num_v_heads": 4}, "use_short_conv=False, num_v_heads=4"),
     ],
     indirect=["theirs"],
 )

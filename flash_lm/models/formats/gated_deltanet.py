@@ -20,14 +20,16 @@ def _read(values: Settings) -> tuple[dict[str, Any], list[str]]:
     keys = heads * values["head_dim"]
     wrong += [f"num_v_heads={other}"] if (other := values.get("num_v_heads")) not in (None, heads) else []
     sizes = {"delta.key_dim": keys, "delta.value_dim": round(keys * values["expand_v"])}
-    return {**mlp, "short_convolution": values["conv_size"], **sizes}, wrong
+    gate = "silu" if values["use_gate"] else "none"
+    return {**mlp, "short_convolution": values["conv_size"], "output_gate": gate, **sizes}, wrong
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     keys, values = config.get("delta.key_dim"), config.get("delta.value_dim")
     about = {"architectures": ["GatedDeltaNetForCausalLM"], "model_type": "gated_deltanet"}
     sizes = {"head_dim": keys // config.num_heads, "expand_v": values / keys, "conv_size": config.short_convolution}
-    return about | sizes | {"intermediate_size": config.mlp_dim, "dtype": config.param_dtype}
+    more = {"use_gate": config.output_gate == "silu", "dtype": config.param_dtype}
+    return about | sizes | more | {"intermediate_size": config.mlp_dim}
 
 
 def _problems(config: ModelConfig) -> list[str]:
@@ -40,11 +42,11 @@ ROWS = {
         recognises=of_type("gated_deltanet"),
         tensors=_TENSORS,
         keys=fla.KEYS | {"delta.negative_eigenvalues": Setting("allow_neg_eigval", bool)},
-        ours={"family": "gated_deltanet", "delta.decay": True, **fla.SHAPE},
-        needs={"head_dim": int, "expand_v": float, "conv_size": int},
-        theirs={**fla.THEIRS, "use_gate": True, "use_short_conv": True, "output_gate_activation": "swish"},
+        ours={"family": "gated_deltanet", "delta.decay": True, "head_norm": True, **fla.SHAPE},
+        needs={"head_dim": int, "expand_v": float, "conv_size": int, "use_gate": bool},
+        theirs={**fla.THEIRS, "use_short_conv": True, "output_gate_activation": "swish"},
         inactive=fla.INACTIVE,
-        defaults={**fla.DEFAULTS, "expand_v": 2.0, "head_dim": 256, "allow_neg_eigval": False},
+        defaults={**fla.DEFAULTS, "expand_v": 2.0, "head_dim": 256, "use_gate": True, "allow_neg_eigval": False},
         read=_read,
         write=_write,
         problems=_problems,

@@ -47,7 +47,15 @@ ROWS = {
         recognises=of_type("gla"),
         tensors=_TENSORS,
         keys=fla.KEYS,
-        ours={"family": "gla", "gla.gate_rank": 16, "gla.gate_normalizer": 16.0, "gla.gate_floor": -5.0, **fla.SHAPE},
+        ours={
+            "family": "gla",
+            "gla.gate_rank": 16,
+            "gla.gate_normalizer": 16.0,
+            "gla.gate_floor": -5.0,
+            "output_gate": "silu",
+            "head_norm": True,
+            **fla.SHAPE,
+        },
         needs={"expand_k": float, "conv_size": int, "use_short_conv": bool},
         theirs={**fla.THEIRS, "expand_v": 1.0, "use_output_gate": True, "elementwise_affine": True},
         inactive={
