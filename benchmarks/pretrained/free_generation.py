@@ -15,6 +15,7 @@ from flash_lm.runs.jsonl import Line
 PROMPT = 64  # tokens, with begin-of-text
 FIRST = 16  # new tokens that are compared with the teacher's
 NGRAM = 4
+ASKED = "Question: {}\nAnswer:"  # the message; small models then answer in a word or a sentence
 ANSWER = 12  # tokens of an answer
 _SCORED = 4  # rows whose logits exist at the same time
 _GREEDY = Sampling(temperature=0)
@@ -49,12 +50,15 @@ def measure_questions(model: TrainedModel) -> Line:
     Raises:
         InputError: the model has no chat template.
     """
-    prompts = [model.chat_encoder.prompt([{"role": "user", "content": question}]) for question, _ in QUESTIONS]
+    prompts = [
+        model.chat_encoder.prompt([{"role": "user", "content": ASKED.format(question)}]) for question, _ in QUESTIONS
+    ]
     answers = Generator(model).generate(prompts, ANSWER, _GREEDY)
     right = [has_word(answer.text, words) for answer, (_, words) in zip(answers, QUESTIONS, strict=True)]
     return {
         "questions": len(QUESTIONS),
         "right": sum(right),
+        "asked": ASKED,
         "answer_tokens": ANSWER,
         "answers": [
             {"question": question, "answer": answer.text, "right": is_right}
