@@ -95,22 +95,27 @@ def test_a_comparison_is_that_of_full_logits(data):
     assert (actual["agreement"] == (ours.argmax(axis=-1) == theirs.argmax(axis=-1))).mean() > 0.99
 
 
-def test_a_needle_is_found_by_its_digits(data, monkeypatch):
-    """By a reader that copies from the text; one that is wrong in the last digit has three of four."""
-    model = random_model("text", "transformer_plus_plus", KEYS)
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_a_needle_is_found_by_its_digits(data, kind):
+    """By a reader that looks the name up in the text; one that is wrong in the last digit has three of four."""
+    model = random_model(kind, "transformer_plus_plus", KEYS)
     test = NeedleTest(model, HeldOut(data, "books", "test"))
 
-    def read(params, ids_1xL):
-        text = model.tokenizer.decode(ids_1xL[0])
-        name = text.rsplit("\nThe code of ", 1)[1].split()[0]
+    def read(params, ids_1xL, first):
+        assert ids_1xL.shape[1] == 450
+        text = model.tokenizer.decode(ids_1xL[0, : first + 1])
+        name = text.rsplit("The code of ", 1)[1].removesuffix(" is ")
         return model.tokenizer.encode([text.split(f"\nThe code of {name} is ")[1][:4]])[0]
 
-    test._last = read
-    line = test(300, 12)
+    test._likeliest = read
+    line = test(450, 12)
+    assert line["form"] == {"text": "plain", "chat": "chat"}[kind]
     assert line["accuracy"] == line["digit_accuracy"] == 1 and [x["rows"] for x in line["by_depth"]] == [2, 2] + [1] * 8
-    test._last = lambda params, ids: np.append(read(params, ids)[:3], 0)
-    line = test(300, 12)
+    test._likeliest = lambda *row: np.append(read(*row)[:3], 0)
+    line = test(450, 12)
     assert (line["accuracy"], line["digit_accuracy"]) == (0, 0.75)
+    with pytest.raises(InputError, match="a chat with needles has more than 200 tokens"):
+        NeedleTest(random_model("chat", keys=KEYS), HeldOut(data, "books", "test"))(200, 1)
 
 
 def test_another_tokenizer_is_refused():
@@ -126,7 +131,7 @@ def test_every_measure_of_a_tiny_model(data, tmp_path, monkeypatch):
     monkeypatch.setattr(linearise_measures, "keep_compiled", lambda: None)
     load = lambda name, overrides: random_model("chat", name, KEYS)
     monkeypatch.setattr(linearise_measures.flash_lm, "load", load)
-    sizes = "--rows=256x2 --needle_lengths=300 --needles=2 --prompts=2 --new_tokens=20 --contexts=64 --speed_rows=2"
+    sizes = "--rows=256x2 --needle_lengths=450 --needles=2 --prompts=2 --new_tokens=20 --contexts=64 --speed_rows=2"
     models = "--model=transformer_plus_plus --teacher=transformer_plus_plus --turns=1"
     words = [f"--data={data}", f"--out={tmp_path / 'lines.jsonl'}", *sizes.split(), *models.split()]
     linearise_measures.main(words)
