@@ -31,7 +31,7 @@ class HeldOut:
         self.text, self.split, path = text, split, data / text / f"{split}.parquet"
         try:
             column = pyarrow.parquet.read_table(path, columns=["text"]).column("text")
-        except (OSError, pyarrow.lib.ArrowException) as error:
+        except (OSError, pyarrow.ArrowException) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"cannot read {path}: {reason}: --data is a folder with it, with a column text") from None
         self._documents = [document for document in column.to_pylist() if document]

@@ -29,7 +29,8 @@ class NeedleTest:
 
     def __init__(self, model: TrainedModel, text: HeldOut):
         """Compiles nothing before the first call."""
-        self._model, self._text, self._options = model, text, NeedleOptions()
+        self._model, self._text = model, text
+        self._options = NeedleOptions(needles=4, digits=4, length=None)  # type: ignore[arg-type]
         read = lambda: text.beginning(model.tokenizer, _CHARACTERS)
         self._needles = Needles(text.split, read, model.tokenizer, self._options)
         self._likeliest = jax.jit(functools.partial(_likeliest, model.model, self._options.digits))
@@ -47,7 +48,7 @@ class NeedleTest:
         """
         self._model.model.abstract.check_length(length)
         right = np.array([self._digits_right(number, length) for number in range(rows)])
-        codes = right.all(axis=1)
+        codes = np.array([row.all() for row in right])
         depths = [codes[depth::DEPTHS] for depth in range(min(DEPTHS, rows))]
         return {
             "text": self._text.text,
