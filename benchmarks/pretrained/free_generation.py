@@ -7,6 +7,7 @@ import numpy as np
 
 from benchmarks.pretrained.closed_questions import QUESTIONS
 from benchmarks.pretrained.held_out import HeldOut
+from flash_lm.inference.engine import Engine
 from flash_lm.inference.generation import Generation, Generator
 from flash_lm.inference.model import TrainedModel
 from flash_lm.inference.settings import Sampling
@@ -25,10 +26,12 @@ def measure_generation(
     model: TrainedModel, teacher: TrainedModel, texts: Sequence[HeldOut], prompts: int, tokens: int
 ) -> Iterator[Line]:
     """One line for each text: agreement with the teacher's continuations, repetition, and the teacher's perplexity."""
+    writer = Generator(model)
+    reference = writer if teacher is model else Generator(teacher)
     for text in texts:
         rows = [*text.passages(model.tokenizer, prompts, PROMPT - 1)]
-        ours = Generator(model).generate(rows, tokens, _GREEDY)
-        theirs = ours if model is teacher else Generator(teacher).generate(rows, tokens, _GREEDY)
+        ours = writer.generate(rows, tokens, _GREEDY)
+        theirs = ours if teacher is model else reference.generate(rows, tokens, _GREEDY)
         yield {
             "text": text.text,
             "split": text.split,
@@ -37,8 +40,8 @@ def measure_generation(
             f"first_{FIRST}_equal": equal_share([x.tokens for x in ours], [x.tokens for x in theirs], FIRST),
             "repeated_4_grams": repeated_share([x.tokens for x in ours], NGRAM),
             "teacher_repeated_4_grams": repeated_share([x.tokens for x in theirs], NGRAM),
-            "perplexity_under_teacher": _perplexity(teacher, rows, ours),
-            "teacher_perplexity_under_teacher": _perplexity(teacher, rows, theirs),
+            "perplexity_under_teacher": _perplexity(reference.engine, rows, ours),
+            "teacher_perplexity_under_teacher": _perplexity(reference.engine, rows, theirs),
             "ended": sum(x.finish_reason == "end" for x in ours) / prompts,
             "example": ours[0].text,
         }
@@ -96,9 +99,9 @@ def has_word(answer: str, words: Sequence[str]) -> bool:
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", answer, re.IGNORECASE) for word in words)
 
 
-def _perplexity(teacher: TrainedModel, prompts: Sequence[np.ndarray], texts: Sequence[Generation]) -> float | None:
-    """The teacher's perplexity of all texts after their prompts; None: they are empty."""
-    engine, log_probs = Generator(teacher).engine, list[np.ndarray]()
+def _perplexity(engine: Engine, prompts: Sequence[np.ndarray], texts: Sequence[Generation]) -> float | None:
+    """The perplexity of all texts after their prompts; None: they are empty."""
+    log_probs = list[np.ndarray]()
     pairs = [(row, np.array(x.tokens, np.int32)) for row, x in zip(prompts, texts, strict=True) if x.tokens]
     for start in range(0, len(pairs), _SCORED):
         rows, after = zip(*pairs[start : start + _SCORED], strict=True)

@@ -13,6 +13,7 @@ from benchmarks.pretrained.held_out import HeldOut
 from flash_lm.inference.model import TrainedModel
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.runs.jsonl import Line
+from flash_lm.training.train_state import ModelFunction, Params
 
 EDGES = (0, 128, 256, 512, 1024, 2048, 4096, 8192)  # of ranges of position
 _SLICE = 128  # positions whose logits exist at the same time
@@ -59,6 +60,10 @@ class Comparison:
             loss and teacher_loss, nats; kl, of the teacher's distribution from the model's, nats; agreement, whether
             both have the same likeliest token. N×L each.
         """
+        with jax.set_mesh(self._models[0].mesh):
+            return self._scores(ids_NxL)
+
+    def _scores(self, ids_NxL: np.ndarray) -> dict[str, np.ndarray]:
         length, batch = ids_NxL.shape[1] - 1, max(1, _MOST_TOKENS // ids_NxL.shape[1])
         params, parts = [one.params for one in self._models], []
         for start in range(0, len(ids_NxL), batch):
@@ -73,12 +78,18 @@ class Comparison:
         return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
-def _features(model: Any, params: Any, ids_BxL: jax.Array) -> jax.Array:
+def _features(model: ModelFunction, params: Params, ids_BxL: jax.Array) -> jax.Array:
     return model.bind(params).features(ModelInputs(ids_BxL, packed=False))
 
 
 def _compare(
-    model: Any, teacher: Any, params: Any, teacher_params: Any, ours_BxSxD: Any, theirs_BxSxD: Any, targets_BxS: Any
+    model: ModelFunction,
+    teacher: ModelFunction,
+    params: Params,
+    teacher_params: Params,
+    ours_BxSxD: jax.Array,
+    theirs_BxSxD: jax.Array,
+    targets_BxS: jax.Array,
 ) -> dict[str, jax.Array]:
     """The scores of a slice of positions."""
     ours_BxSxV = jax.nn.log_softmax(model.bind(params).logits(ours_BxSxD))

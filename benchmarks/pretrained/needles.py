@@ -5,7 +5,6 @@ answer begins as the needle does, up to the code.
 """
 
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +15,7 @@ from flash_lm.errors import InputError
 from flash_lm.inference.model import TrainedModel
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.runs.jsonl import Line
+from flash_lm.training.train_state import ModelFunction, Params
 
 DEPTHS = 10  # of the needles: row n has its needle in tenth n mod 10
 _CHARACTERS = 1 << 20  # of the text that rows are cut from
@@ -47,7 +47,9 @@ class NeedleTest:
             InputError: the rows are too short for needles, or longer than the model's positions.
         """
         self._model.model.abstract.check_length(length)
-        right = np.array([self._digits_right(number, length) for number in range(rows)])
+        with jax.set_mesh(self._model.mesh):
+            params = self._model.params
+            right = np.array([self._digits_right(params, number, length) for number in range(rows)])
         codes = np.array([row.all() for row in right])
         depths = [codes[depth::DEPTHS] for depth in range(min(DEPTHS, rows))]
         return {
@@ -64,15 +66,13 @@ class NeedleTest:
             ],
         }
 
-    def _digits_right(self, number: int, length: int) -> np.ndarray:
+    def _digits_right(self, params: Params, number: int, length: int) -> np.ndarray:
         """Whether the likeliest token is the digit, for each digit of a row."""
         ids = self._chat(number, length) if self._chats else self._needles.example(number, length).ids
         inputs_1xL = np.zeros((1, max(length, len(ids) - 1)), np.int32)  # what follows a token does not change it
         inputs_1xL[0, : len(ids) - 1] = ids[:-1]
         first = len(ids) - 1 - self._options.digits  # whose next token is the first digit
-        with jax.set_mesh(self._model.mesh):
-            likeliest = np.asarray(self._likeliest(self._model.params, inputs_1xL, first))
-        return likeliest == ids[-self._options.digits :]
+        return np.asarray(self._likeliest(params, inputs_1xL, first)) == ids[-self._options.digits :]
 
     def _chat(self, number: int, length: int) -> np.ndarray:
         """The tokens of a row as a chat, up to the code in the answer."""
@@ -91,7 +91,7 @@ class NeedleTest:
         return np.concatenate([prompt, answer, ids[-self._options.digits :]])
 
 
-def _likeliest(model: Any, count: int, params: Any, ids_1xL: jax.Array, first: Any) -> jax.Array:
+def _likeliest(model: ModelFunction, count: int, params: Params, ids_1xL: jax.Array, first: int) -> jax.Array:
     """The likeliest token after each of `count` tokens, from number `first` on."""
     bound = model.bind(params)
     features_1xLxD = bound.features(ModelInputs(ids_1xL, packed=False))

@@ -1,6 +1,5 @@
 """The measures of a model beside its teacher: sums against values by hand, and all of them on a tiny model."""
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -80,8 +79,7 @@ def test_a_comparison_is_that_of_full_logits(data):
     """In float64, from all logits at once."""
     model, teacher = random_model("text", "transformer_plus_plus", KEYS), random_model("text", "mc_tfm", KEYS)
     ids_NxL = HeldOut(data, "wiki", "test").passages(model.tokenizer, 3, 200)
-    with jax.set_mesh(model.mesh):
-        actual = Comparison(model, teacher)(ids_NxL)
+    actual = Comparison(model, teacher)(ids_NxL)
 
     def log_probs(one):
         x = one.logits(ids_NxL[:, :-1]).astype(np.float64)
