@@ -67,23 +67,8 @@ class BareDecoding:
         return tokens if self.engine.grows else self.function.config[ChunkOptions].size
 
     def make_decode_turn(self, rows: int, context: int, tokens: int) -> Callable[[], float]:
-        """Returns a turn that generates the last tokens of a synthetic context, in milliseconds.
-
-        The state of the context is made by setting its counter, since its values do not change the work.
-        """
-
-        def turn() -> float:
-            # A new state per turn, so that two of the large states never exist at the same time.
-            carry = self.engine.unstack(self.engine.start(rows, context))
-            positions_B = jnp.full(rows, context - tokens, jnp.int32)
-            carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
-            jax.block_until_ready(carry)
-            start = time.perf_counter()
-            carry, _ = self.engine.advance(carry, _GREEDY, 0, tokens)
-            jax.block_until_ready(carry)
-            return 1000 * (time.perf_counter() - start)
-
-        return turn
+        """Returns a turn that generates the last tokens of a synthetic context, in milliseconds."""
+        return make_decode_turn(self.engine, rows, context, tokens)
 
     def make_recompute_turn(self, rows: int, context: int) -> Callable[[], float]:
         """Returns a turn that computes one token by the parallel form over the full prefix, in milliseconds."""
@@ -99,3 +84,29 @@ class BareDecoding:
     def _last_token(self, params, inputs_BxL):
         bound = self._params.bind(params)
         return bound.logits(bound.features(ModelInputs(inputs_BxL))[:, -1]).argmax(axis=-1)
+
+
+def make_decode_turn(engine: Engine, rows: int, context: int, tokens: int) -> Callable[[], float]:
+    """Returns a turn that generates the last tokens of a synthetic context, in milliseconds.
+
+    The state of the context is made by setting its counter, since its values do not change the work.
+
+    Args:
+        engine: never ends a text.
+        rows: sequences that decode at once.
+        context: tokens of each, those of the turn included.
+        tokens: of a turn.
+    """
+
+    def turn() -> float:
+        # A new state per turn, so that two of the large states never exist at the same time.
+        carry = engine.unstack(engine.start(rows, context))
+        positions_B = jnp.full(rows, context - tokens, jnp.int32)
+        carry = dataclasses.replace(carry, state=dataclasses.replace(carry.state, positions_B=positions_B))
+        jax.block_until_ready(carry)
+        start = time.perf_counter()
+        carry, _ = engine.advance(carry, _GREEDY, 0, tokens)
+        jax.block_until_ready(carry)
+        return 1000 * (time.perf_counter() - start)
+
+    return turn

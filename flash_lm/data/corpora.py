@@ -20,7 +20,8 @@ class CorpusKind:
             a function of `config.data`, what a run knows of its corpus and each section; returns an ExampleCorpus.
         examples: whether each row is an example that has tokens already; otherwise text, to be tokenised and packed.
         tokenizer: of examples that are read from files: their tokenizer; None: it depends on the files.
-        uses_parent_tokenizer: of examples: whether they are written with the tokenizer of train.init_from.
+        uses_parent_tokenizer: of examples: whether they are written with the tokenizer of train.init_from or
+            data.tokenizer_path; without either, with `tokenizer`, if there is one.
         answers: what generate and serve can do with a causal model of this corpus; None: nothing.
         mixes: whether data.mixture may name several sources of it.
         reads_path: whether the corpus reads data.path.

@@ -42,4 +42,6 @@ def expected_corpus(config: DataConfig) -> Expected:
     if not kind.reads_path:
         corpus = kind.load(config, None, *(config[section] for section in kind.sections))
         return Expected.of(corpus.tokenizer, corpus.labels)
-    return Expected.of(kind.tokenizer) if kind.tokenizer else Expected(None)
+    named = existing_tokenizer(config) if kind.uses_parent_tokenizer else None
+    tokenizer = named or kind.tokenizer
+    return Expected.of(tokenizer) if tokenizer else Expected(None)

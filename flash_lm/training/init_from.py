@@ -26,8 +26,8 @@ from flash_lm.training.train_state import TrainState
 def parent_tokenizer(name: str, config: Any) -> Tokenizer | None:
     """The tokenizer of the model that a run on text starts from, which both must share.
 
-    None: the corpus consists of examples and has its own tokenizer; `initial_state` compares the two. Chats are
-    examples that are written with the model's.
+    None: the corpus consists of examples and has its own tokenizer; `initial_state` compares the two. Chats and
+    needles are examples that are written with the model's.
 
     Raises:
         InputError: no such model, or the config names another kind of tokenizer.
@@ -38,6 +38,8 @@ def parent_tokenizer(name: str, config: Any) -> Tokenizer | None:
     kind = CORPORA.get(data.corpus)
     if kind and kind.examples and not kind.uses_parent_tokenizer:
         return None
+    if kind and kind.tokenizer:  # without a parent it would have this one, and the config need not name another
+        return tokenizer
     parent_keys, run_keys = {"tokenizer": tokenizer.kind}, {"tokenizer": data.tokenizer}
     if tokenizer.kind == "sentencepiece":
         key = "vocab_size" if data.tokenizer_path is None else "tokenizer_path"

@@ -2,29 +2,35 @@
 
 import collections
 import itertools
+import json
 import re
 
 import numpy as np
 import pytest
 from small import write_corpus
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.carried import carried_once
 from flash_lm.data.corpus import SPLITS
+from flash_lm.data.expected import expected_corpus
+from flash_lm.data.foreign_tokenizer import HuggingFaceTokenizer
 from flash_lm.data.share import single_host_share
 from flash_lm.data.splits import ROWS, load_splits
 from flash_lm.data.synthetic.bigrams import BigramOptions, best_log_probs
+from flash_lm.data.token_cache import KnownCorpus
+from flash_lm.data.tokenizer import CharacterTokenizer, NumberTokenizer
 from flash_lm.errors import InputError
 
 
-def load(corpus, row, **options):
+def load(corpus, row, known=None, **options):
     config = get_config()
     config.model.max_length = 1024
     config.data.update(corpus=corpus, pack="examples", length=row, tokens_per_batch=row)
     config.data[corpus].update({key: x for key, x in options.items() if key != "path"})
     config.data.path = options.get("path")
-    return load_splits(parse(config).data)
+    return load_splits(parse(config).data, known)
 
 
 def get_row(corpus, split, number, length):
@@ -101,6 +107,66 @@ def test_the_answer_is_in_the_haystack(haystack, length):
         size = length - sum(len(fact[0]) + 2 for fact in facts) - len(asked[0])
         position = (answers[0].start() - before) / max(size, 1)
         assert number % 10 / 10 - 2 / size <= position <= (number % 10 + 1) / 10 + 2 / size
+
+
+PRE = {"byte_level": pre_tokenizers.ByteLevel(add_prefix_space=False), "metaspace": pre_tokenizers.Metaspace()}
+DECODERS = {"byte_level": decoders.ByteLevel(), "metaspace": decoders.Metaspace()}
+
+
+def subwords(kind):
+    """A tokenizer with tokens of several digits; one kind puts a space before each text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = PRE[kind], DECODERS[kind]
+    text = ["\nThe code of kudapo is 4821.\n", "4821 48 21 4848", "".join(map(chr, range(32, 127)))] * 3
+    # The alphabet of bytes; a tokenizer of characters needs those of the haystack.
+    alphabet = [*pre_tokenizers.ByteLevel.alphabet()] if kind == "byte_level" else [*"abcdefghijklmnopqrstuvwxyzü猫ï\n"]
+    settings = {"special_tokens": ["<s>", "</s>"], "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, min_frequency=1, **settings))
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", PRE)
+def test_a_needle_in_subwords(haystack, kind, tmp_path):
+    """Read by the library's own decoder: rows are full, and an answer has a token for each digit."""
+    tokenizer = subwords(kind)
+    assert len(tokenizer.encode("4821").ids) < 4
+    known = KnownCorpus(HuggingFaceTokenizer.of(json.loads(tokenizer.to_str()), "<s>", "</s>"))
+    bytes_ = load("needle", 300, path=haystack)
+    corpus = load("needle", 300, known, path=haystack)
+    assert corpus.fingerprint != bytes_.fingerprint
+    for number in range(20):
+        row = get_row(corpus, "test", number, 300)
+        assert (row["segment_ids_BxL"] == 1).all() and row["inputs_BxL"][0] == known.tokenizer.begin
+        ids = np.append(row["inputs_BxL"], row["targets_BxL"][-1])[1:]
+        text = tokenizer.decode(ids)
+        *facts, asked = re.findall(r"The code of ([a-z]{6}) is (\d{4})", text)
+        assert len(facts) == len(dict(facts)) == 4 and dict(facts)[asked[0]] == asked[1]
+        assert [tokenizer.decode([i]) for i in ids[-4:]] == [*asked[1]]
+        assert np.flatnonzero(row["loss_mask_BxL"]).tolist() == list(range(296, 300))
+        # The same questions as in bytes.
+        in_bytes = get_row(bytes_, "test", number, 300)
+        assert text.endswith(bytes_.tokenizer.decode(in_bytes["targets_BxL"])[-24:])
+
+
+def test_a_new_run_reads_needles_with_a_tokenizer_of_a_file(haystack, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(subwords("byte_level").to_str())
+    config = get_config()
+    config.data.update(corpus="needle", pack="examples", path=haystack, tokenizer="hf", tokenizer_path=str(tmp_path))
+    data = parse(config).data
+    size = subwords("byte_level").get_vocab_size()
+    assert load_splits(data).tokenizer.vocab_size == expected_corpus(data).vocab_size == size
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (NumberTokenizer(64), "numbers. has no token that is just 0"),
+        (CharacterTokenizer("0123456789"), "characters. cannot write 'The code of"),
+    ],
+)
+def test_tokens_that_cannot_write_needles_are_refused(haystack, tokenizer, message):
+    with pytest.raises(InputError, match=message):
+        load("needle", 256, KnownCorpus(tokenizer), path=haystack)
 
 
 def test_needles_by_depth(haystack):

@@ -246,6 +246,16 @@ def test_a_tokenizer_of_another_kind_is_refused(config, parent, tmp_path):
         parent_tokenizer(str(run), config)
 
 
+def test_needles_are_written_with_the_tokenizer_of_the_parent(config, parent, tmp_path):
+    """Whatever the config names, which a new run would not read either; other examples have tokens of their own."""
+    run = tmp_path / "run"
+    shutil.copytree(parent, run)
+    save_tokenizer(CharacterTokenizer("abc"), run / "tokenizer")
+    needles = apply_changes(config, {"data.corpus": "needle", "data.pack": "examples", "data.tokenizer": "bytes"})
+    assert parent_tokenizer(str(run), needles).kind == "characters"
+    assert parent_tokenizer(str(run), apply_changes(needles, {"data.corpus": "copy"})) is None
+
+
 def test_names_are_matched_like_those_of_mesh_rules():
     tree = {"layers": {"x": {"kernel": 1}}, "embedding": 2}
     assert frozen_mask(("layers/.*/kernel",), tree) == {"layers": {"x": {"kernel": True}}, "embedding": False}
