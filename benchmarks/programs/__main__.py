@@ -27,8 +27,8 @@ from flash_lm.config.overrides import variant
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import training_flops
-from flash_lm.ops.token_slices import slice_tokens
 from flash_lm.ops.implementations import recorded
+from flash_lm.ops.token_slices import slice_tokens
 from flash_lm.runs.jsonl import Line
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.compiled_step import lower_step, program_bytes

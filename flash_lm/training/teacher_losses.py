@@ -54,8 +54,8 @@ def _distribution(
 def _layers(model: ModelFunction, teacher: ModelFunction, config: TrainConfig) -> Callable[[Params], LossAndGradient]:
     """The relative error ‖ŷ − y‖² / ‖y‖² of the token mixers' outputs, the mean over the layers.
 
-    Each mixer of the model gets the teacher's own input, so layers do not depend on each other, and one pass
-    over the teacher trains all of them with the memory of one ("LoLCATs", section 3.2; MOHAWK, arXiv:2408.10189, stage 2).
+    Each mixer of the model gets the teacher's own input, so layers do not depend on each other, and one pass over the
+    teacher trains all of them with the memory of one ("LoLCATs", section 3.2; MOHAWK, arXiv:2408.10189, stage 2).
     """
 
     def loss_and_gradient(teacher_params: Params, params: Params, batch: Batch, dropout_key: jax.Array, carried: None):
