@@ -127,8 +127,8 @@ def main(argv: list[str]) -> None:
     for name in (name for name in MEASURES if name in asked):
         for line in MEASURES[name](model, teacher, flags):
             append_jsonl(flags.out, [{"measure": name} | both | line | provenance(jax.devices()[0].device_kind)])
-            shown = {key: round(x, 4) if isinstance(x, float) else x for key, x in line.items()}
-            print(name, *(f"{key}={x}" for key, x in shown.items() if not isinstance(x, list)), flush=True)
+            numbers = {key: round(x, 4) for key, x in line.items() if isinstance(x, int | float)}
+            print(name, line.get("text", ""), *(f"{key}={x}" for key, x in numbers.items()), flush=True)
 
 
 if __name__ == "__main__":
