@@ -43,7 +43,7 @@ def _likelihood(model: TrainedModel, teacher: TrainedModel, flags: Flags) -> Ite
 
 
 def _needle(model: TrainedModel, teacher: TrainedModel, flags: Flags) -> Iterator[Line]:
-    test = NeedleTest(model, HeldOut(flags.data, NEEDLE_TEXT, flags.split))
+    test = NeedleTest(model, HeldOut(flags.data, NEEDLE_TEXT, flags.split), flags.codes)
     for length in parse_integers(flags.needle_lengths, "--needle_lengths"):
         yield test(length, flags.needles)
 
@@ -108,6 +108,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rows", default="512x16 2048x4", help="likelihood: length x number of rows of each text")
     parser.add_argument("--needle_lengths", default="1024 2048 4096", help="needle: tokens of a row")
     parser.add_argument("--needles", type=positive, default=20, help="needle: rows of each length")
+    parser.add_argument("--codes", type=positive, default=1, help="needle: in each row, one of which is asked for")
     parser.add_argument("--prompts", type=positive, default=32, help="generation: of each text, decoded at once")
     parser.add_argument("--new_tokens", type=positive, default=128, help="generation: after each prompt")
     parser.add_argument("--contexts", default="1024 8192", help="speed: tokens")
@@ -126,8 +127,8 @@ def main(argv: list[str]) -> None:
     for name in (name for name in MEASURES if name in asked):
         for line in MEASURES[name](model, teacher, flags):
             append_jsonl(flags.out, [{"measure": name} | both | line | provenance(jax.devices()[0].device_kind)])
-            shown = {key: round(x, 4) if isinstance(x, float) else x for key, x in line.items()}
-            print(name, *(f"{key}={x}" for key, x in shown.items() if not isinstance(x, list)), flush=True)
+            numbers = {key: round(x, 4) for key, x in line.items() if isinstance(x, int | float)}
+            print(name, line.get("text", ""), *(f"{key}={x}" for key, x in numbers.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,16 @@ _SPARE = 8  # tokens of a row, since names differ in theirs
 class NeedleTest:
     """A model that is asked for needles in one text."""
 
-    def __init__(self, model: TrainedModel, text: HeldOut):
-        """Compiles nothing before the first call."""
+    def __init__(self, model: TrainedModel, text: HeldOut, codes: int):
+        """Compiles nothing before the first call.
+
+        Args:
+            model: the model.
+            text: what rows are cut from.
+            codes: codes with different names in each row, one of which is asked for.
+        """
         self._model, self._text = model, text
-        self._options = NeedleOptions(needles=4, digits=4, length=None)  # type: ignore[arg-type]
+        self._options = NeedleOptions(needles=codes, digits=4, length=None)  # type: ignore[arg-type]
         read = lambda: text.beginning(model.tokenizer, _CHARACTERS)
         self._needles = Needles(text.split, read, model.tokenizer, self._options)
         self._likeliest = jax.jit(functools.partial(_likeliest, model.model, self._options.digits))
@@ -56,6 +62,7 @@ class NeedleTest:
             "text": self._text.text,
             "split": self._text.split,
             "form": "chat" if self._chats else "plain",
+            "codes": self._options.needles,
             "length": length,
             "rows": rows,
             "accuracy": float(codes.mean()),

@@ -97,7 +97,7 @@ def test_a_comparison_is_that_of_full_logits(data):
 def test_a_needle_is_found_by_its_digits(data, kind):
     """By a reader that looks the name up in the text; one that is wrong in the last digit has three of four."""
     model = random_model(kind, "transformer_plus_plus", KEYS)
-    test = NeedleTest(model, HeldOut(data, "books", "test"))
+    test = NeedleTest(model, HeldOut(data, "books", "test"), codes=2)
 
     def read(params, ids_1xL, first):
         assert ids_1xL.shape[1] == 450
@@ -113,7 +113,7 @@ def test_a_needle_is_found_by_its_digits(data, kind):
     line = test(450, 12)
     assert (line["accuracy"], line["digit_accuracy"]) == (0, 0.75)
     with pytest.raises(InputError, match="a chat with needles has more than 200 tokens"):
-        NeedleTest(random_model("chat", keys=KEYS), HeldOut(data, "books", "test"))(200, 1)
+        NeedleTest(random_model("chat", keys=KEYS), HeldOut(data, "books", "test"), codes=4)(200, 1)
 
 
 def test_another_tokenizer_is_refused():
