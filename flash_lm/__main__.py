@@ -12,6 +12,7 @@ COMMANDS = {
     "export": "write a checkpoint as safetensors, with a model card",
     "import_model": "convert a Llama from Hugging Face's format",
     "convert": "take over the weights of a model in another family",
+    "linearise": "make a pretrained Transformer linear: transfer, then distillation",
     "generate": "continue a prompt, or fill in masks",
     "translate": "answer all first texts of a split of pairs, and score the answers: BLEU",
     "harness": "score a checkpoint on tasks of the lm-evaluation-harness",

@@ -1,0 +1,1 @@
+"""A pretrained softmax Transformer becomes a model with linear attention: stages, and which layers stay softmax."""
