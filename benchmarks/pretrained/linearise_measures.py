@@ -4,6 +4,7 @@
 
 DIR has the folders wiki and books, each with validation.parquet and test.parquet; all text is held out. The model has
 the teacher's tokenizer. A line for each measure is appended when it is done:
+- layers: the relative error of each layer's token mixer, and the share of its linear part; not with model.pattern;
 - likelihood: perplexity, divergence from the teacher and agreement with it, in all and by position;
 - needle: codes that are found in long text, by depth;
 - generation: continuations of text, beside the teacher's and under the teacher;
@@ -20,6 +21,7 @@ import flash_lm
 from benchmarks.pretrained.decode_speed import measure_speed
 from benchmarks.pretrained.free_generation import measure_generation, measure_questions
 from benchmarks.pretrained.held_out import TEXTS, HeldOut
+from benchmarks.pretrained.layer_errors import measure_layers
 from benchmarks.pretrained.likelihood import measure_likelihood
 from benchmarks.pretrained.needles import NeedleTest
 from flash_lm.cli.compile_cache import keep_compiled
@@ -40,6 +42,12 @@ def _likelihood(model: TrainedModel, teacher: TrainedModel, flags: Flags) -> Ite
         for pair in split_words(flags.rows):
             length, rows = parse_integers(pair.replace("x", " "), "--rows")
             yield measure_likelihood(model, teacher, text, rows, length)
+
+
+def _layers(model: TrainedModel, teacher: TrainedModel, flags: Flags) -> Iterator[Line]:
+    for text in _texts(flags):
+        length, rows = parse_integers(flags.layer_rows.replace("x", " "), "--layer_rows")
+        yield measure_layers(model, teacher, text, rows, length)
 
 
 def _needle(model: TrainedModel, teacher: TrainedModel, flags: Flags) -> Iterator[Line]:
@@ -63,6 +71,7 @@ def _speed(model: TrainedModel, teacher: TrainedModel, flags: Flags) -> Iterator
 
 
 MEASURES: dict[str, Callable[[TrainedModel, TrainedModel, Flags], Iterator[Line]]] = {
+    "layers": _layers,
     "likelihood": _likelihood,
     "needle": _needle,
     "generation": _generation,
@@ -104,8 +113,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--teacher", required=True, help="the folder of the model that it was made from; may be equal")
     parser.add_argument("--data", required=True, type=local_path, help="the folder with wiki/ and books/")
     parser.add_argument("--split", default="test", choices=("validation", "test"), help="of the texts")
-    parser.add_argument("--only", default=" ".join(MEASURES), help=f"some of {', '.join(MEASURES)}")
+    parser.add_argument(
+        "--only", default=" ".join(name for name in MEASURES if name != "layers"), help=f"some of {', '.join(MEASURES)}"
+    )
     parser.add_argument("--rows", default="512x16 2048x4", help="likelihood: length x number of rows of each text")
+    parser.add_argument("--layer_rows", default="1024x4", help="layers: length x number of rows of each text")
     parser.add_argument("--needle_lengths", default="1024 2048 4096", help="needle: tokens of a row")
     parser.add_argument("--needles", type=positive, default=20, help="needle: rows of each length")
     parser.add_argument("--codes", type=positive, default=1, help="needle: in each row, one of which is asked for")

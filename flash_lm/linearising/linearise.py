@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import parse
 from flash_lm.data.slices import SomeRows
+from flash_lm.data.token_cache import KnownCorpus
 from flash_lm.errors import InputError, Stopped
 from flash_lm.inference.convert import convert_model, describe, fill_from_source
 from flash_lm.inference.model import load_model
@@ -181,7 +182,7 @@ def _softmax_layers(asked: Linearisation, student: pathlib.Path) -> list[int]:
     if path.exists():
         return load_json(path)["softmax"]
     teacher, other = load_model(download(asked.model)), load_model(student)
-    experiment = build_experiment(parse(_stage_config(asked, "distil", student)))
+    experiment = build_experiment(parse(_stage_config(asked, "distil", student)), KnownCorpus(other.tokenizer))
     rows = experiment.evaluation_rows("validation")
     chosen = SomeRows(rows, range(0, len(rows), max(len(rows) // asked.rows, 1))[: asked.rows])
     divergences = layer_divergences(teacher, other, chosen)

@@ -1,0 +1,324 @@
+"""Linearises a pretrained model in several ways with little training, and measures each result beside its teacher.
+
+    python -m benchmarks.pretrained.linearise --model=runs/smol/smollm2 --data=DIR --folder=runs/linearise \
+        --out=benchmarks/pretrained/results/linearise.jsonl
+
+DIR has wiki/ and books/ with train, validation and test parquet files. Models are trained on both in equal parts, in
+rows of 1024 tokens, and measured on the test split. Each student is made by the commands that a user would type, in
+`students` below; a student that exists is not made again, and a measured one is not measured again.
+
+What holds is written here before the counted runs. All perplexities are of 2048-token rows of wiki, the ratios to the
+teacher's on the same rows. "Floor": softmax in a window of 129 tokens and the first 4, of the same state bytes as the
+student, untrained; "trained floor": the same after the distillation that the student has.
+T1  relative error of the layers' mixers after the transfer, on average <= THRESHOLDS["T1"], and at most
+    THRESHOLDS["T1 floor"] times the floor's.
+T2a perplexity of the student with 6 of 30 layers softmax, at most THRESHOLDS["T2a"] times the teacher's.
+T2b perplexity of the student without softmax layers, at most THRESHOLDS["T2b"] times the teacher's.
+T3  for each of three seeds of the transfer: perplexity at positions from 128 on at least 3 % below the floor's; and for
+    the distilled student below that of the trained floor, in the same way.
+T4  free generation of the hybrid: perplexity of its text under the teacher at most 1.5 times that of the teacher's own,
+    and at least 0.7 times as many closed questions right. (The share of repeated 4-grams excludes nothing: this teacher
+    repeats most of them by itself.)
+T5  needles of the hybrid at 1,024 tokens: at least half of the teacher's; longer ones, and those of the student without
+    softmax layers, are reported without a claim.
+T6  state bytes at 8,192 tokens: at most 1/10 of the teacher's, hybrid 1/3.
+T7  tokens a second at 8,192 tokens of context, 8 rows: at least twice the teacher's.
+Alive: without its linear part (the knock-out) the perplexity at positions from 128 on rises by at least 2 %.
+Control: new query, key, value and output maps, with the same training, are far worse (twice the perplexity or more).
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from flash_lm.cli.huge_pages import user_environment
+from flash_lm.cli.run import run
+from flash_lm.cli.types import any_path, count, local_path
+from flash_lm.errors import RunError
+from flash_lm.inference.model import load_model
+from flash_lm.linearising.importance import pattern_of
+from flash_lm.linearising.stages import STAGES
+from flash_lm.runs.json_file import load_json
+from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl
+from flash_lm.runs.provenance import provenance
+from flash_lm.training.export_folder import flatten_arrays, write_export
+
+THRESHOLDS: Mapping[str, float] = {
+    "T1": 0.15,
+    "T1 floor": 0.7,
+    "T2a": 1.15,
+    "T2b": 1.4,
+    "T3": 0.97,
+    "T4 perplexity": 1.5,
+    "T4 questions": 0.7,
+    "T5": 0.5,
+    "T6 all": 0.1,
+    "T6 hybrid": 1 / 3,
+    "T7": 2.0,
+    "alive": 1.02,
+    "control": 2.0,
+}
+SEEDS, SOFTMAX_LAYERS, FLOOR_WINDOW, FAR = (1, 2, 3), 6, 129, 128
+FAMILIES = ("transformer_plus_plus", "window_linear")
+_LIKELIHOOD = ("--only=likelihood", "--rows=2048x3")
+_LAYERS = ("--only=layers", "--layer_rows=1024x3")
+_USE = ("--only=needle generation questions speed", "--prompts=16", "--new_tokens=64", "--needles=10")
+_USE += ("--contexts=1024 8192", "--turns=3")
+
+
+@dataclasses.dataclass(frozen=True)
+class Student:
+    """A model to make and to measure.
+
+    Attributes:
+        make: makes its folder, from the model's and the folder of all students.
+        folder: its folder in that folder.
+        measures: flags of `linearise_measures`, a call each.
+    """
+
+    make: Callable[["Settings"], None]
+    folder: str
+    measures: Sequence[Sequence[str]] = (_LIKELIHOOD,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all students share: the teacher, the folders, and the tokens of both stages."""
+
+    model: str
+    data: pathlib.Path
+    folder: pathlib.Path
+    transfer_tokens: int
+    distil_tokens: int
+
+    def corpus(self) -> list[str]:
+        """The training text, as flags of a run."""
+        places = tuple((str(self.data / text), 0.5) for text in ("books", "wiki"))
+        keys = {"data.corpus": "hf", "data.mixture": places, "data.length": 1024}
+        keys |= {"train.eval_every": 0, "train.eval_steps": 2, "train.log_every": 1}
+        return [f"--config.{key}={value}" for key, value in keys.items()]
+
+    def convert(self, source: str, out: str, **keys: object) -> None:
+        """Converts a model; `keys` are those of config.model, with __ for the dot of a section."""
+        words = [f"--config.model.{key.replace('__', '.')}={value}" for key, value in keys.items()]
+        _run("flash_lm.convert", f"--model={source}", f"--out={self.folder / out}", *words)
+
+    def linearise(self, out: str, seed: int, distil_tokens: int, softmax_layers: int) -> None:
+        """All stages of the command."""
+        _run(
+            "flash_lm.linearise",
+            f"--model={self.model}",
+            f"--workdir={self.folder / out}",
+            f"--softmax_layers={softmax_layers}",
+            f"--transfer_tokens={self.transfer_tokens}",
+            f"--distil_tokens={distil_tokens}",
+            f"--config.seed={seed}",
+            *self.corpus(),
+        )
+
+    def distil(self, source: str, out: str) -> None:
+        """The stage `distil` alone, from a model of the folder, as the command runs it."""
+        stage = STAGES["distil"]
+        keys = {**stage.keys, "train.learning_rate": stage.rate, "train.tokens": self.distil_tokens}
+        keys |= {"train.teacher": self.model, "train.steps": None, "data.tokens_per_batch": 4096, "seed": SEEDS[0]}
+        _run(
+            "flash_lm.train",
+            f"--config={self.folder / source}:text",
+            f"--workdir={self.folder / out}",
+            *(f"--config.{key}={'' if value is None else value}" for key, value in keys.items()),
+            *self.corpus(),
+        )
+
+
+def students() -> dict[str, Student]:
+    """The students in the order in which they are made; the baseline is first."""
+    window = {"family": FAMILIES[1], "window_linear__linear_attention": False}
+    hybrid = f"seed_{SEEDS[0]}"
+    rows = {
+        "floor": Student(
+            lambda s: s.convert(s.model, "floor", **window, window_linear__size=FLOOR_WINDOW),
+            "floor",
+            (_LIKELIHOOD, _LAYERS),
+        ),
+        # The first seed goes on to the hybrid.
+        "hybrid": Student(
+            lambda s: s.linearise(hybrid, SEEDS[0], s.distil_tokens, SOFTMAX_LAYERS),
+            f"{hybrid}/distil",
+            (_LIKELIHOOD, _USE),
+        ),
+    }
+    for seed in SEEDS:
+        rows[f"transfer {seed}"] = Student(
+            lambda s, seed=seed: s.linearise(f"seed_{seed}", seed, 0, 0),
+            f"seed_{seed}/transfer",
+            (_LIKELIHOOD, _LAYERS),
+        )
+    one = f"{hybrid}/transfer"
+    rows |= {
+        "knock-out": Student(lambda s: s.convert(str(s.folder / one), "knock_out", **window), "knock_out"),
+        "all": Student(lambda s: s.distil(one, "all"), "all", (_LIKELIHOOD, _USE)),
+        "all, knock-out": Student(
+            lambda s: s.convert(str(s.folder / "all"), "all_knock_out", **window), "all_knock_out"
+        ),
+        "trained floor": Student(lambda s: s.distil("floor", "trained_floor"), "trained_floor", (_LIKELIHOOD, _USE)),
+        "control": Student(_control, "control"),
+        "hybrid, not distilled": Student(lambda s: None, f"{hybrid}/mixed"),
+    }
+    for name, layers in {"every fifth": range(2, 30, 5), "random": (2, 9, 16, 19, 22, 29)}.items():
+        folder, pattern = f"mixed_{name.replace(' ', '_')}", pattern_of(layers, 30, FAMILIES)
+        rows[f"{name}, not distilled"] = Student(
+            lambda s, folder=folder, pattern=pattern: s.convert(
+                str(s.folder / one), folder, family=FAMILIES[0], pattern=",".join(pattern)
+            ),
+            folder,
+        )
+    return rows
+
+
+def _control(settings: Settings) -> None:
+    """The first transfer with new query, key, value and output maps, and then the same distillation."""
+    source, start = settings.folder / f"seed_{SEEDS[0]}/transfer", settings.folder / "control_start"
+    if not start.exists():
+        trained, draw = load_model(source), np.random.default_rng(0)
+        arrays = {name: np.asarray(x) for name, x in flatten_arrays(trained.params, {}).items()}
+        for name in [x for x in arrays if re.search(r"sublayer_0\.(query|key|value|output)\.kernel", x)]:
+            arrays[name] = draw.normal(0, arrays[name].std(), arrays[name].shape).astype(arrays[name].dtype)
+        facts = {key: trained.facts[key] for key in ("corpus", "tokenizer")} | {"train_seconds": 0.0}
+        origin = {"run": str(source), "step": 0, "facts": facts}
+        write_export(start, arrays, trained.folder.config.to_dict(), origin, trained.tokenizer, trained.labels)
+    settings.distil("control_start", "control")
+
+
+def _run(module: str, *words: str) -> None:
+    """Runs a command of the package in a process of its own, since the states of all would be gigabytes."""
+    command = [sys.executable, "-m", module, *words]
+    if code := subprocess.run(command, env=user_environment(), check=False).returncode:
+        raise RunError(f"{' '.join(command)} ended with {code}")
+
+
+def main(argv: list[str]) -> None:
+    """Makes and measures the students, then appends the verdicts."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrained.linearise", description=main.__doc__)
+    parser.add_argument("--model", required=True, help="the teacher, an imported SmolLM2")
+    parser.add_argument("--data", required=True, type=local_path, help="the folder with wiki/ and books/")
+    parser.add_argument("--folder", required=True, type=local_path, help="for the students, some gigabytes")
+    parser.add_argument("--transfer_tokens", type=count, default=49_152)
+    parser.add_argument("--distil_tokens", type=count, default=24_576)
+    parser.add_argument("--students", default=";".join(students()), help="some of the students, with ; between them")
+    parser.add_argument("--out", required=True, type=any_path)
+    flags = parser.parse_args(argv)
+    settings = Settings(flags.model, flags.data, flags.folder, flags.transfer_tokens, flags.distil_tokens)
+    about = provenance(jax.devices()[0].device_kind)
+    measure(settings, "teacher", flags.model, (_USE,), flags.out)
+    for name in flags.students.split(";"):
+        student = students()[name]
+        folder = flags.folder / student.folder
+        if not (folder / "config.json").exists():
+            student.make(settings)
+        measure(settings, name, str(folder), student.measures, flags.out)
+    if flags.students != parser.get_default("students"):
+        return
+    for line in verdicts([x for x in read_jsonl(flags.out) if "student" in x]):
+        append_jsonl(flags.out, [line | about])
+        print(f"{line['verdict']}: {line['value']:.3f}, asked for {line['asked']}: {line['holds']}")
+
+
+def measure(settings: Settings, name: str, folder: str, calls: Sequence[Sequence[str]], out: pathlib.Path) -> None:
+    """Appends the lines of a student's measures, with its name, that are not there yet."""
+    for words in calls:
+        only = words[0].removeprefix("--only=").split()
+        known = [x for x in (read_jsonl(out) if out.exists() else []) if x.get("student") == name]
+        if {x["measure"] for x in known} >= set(only):
+            continue
+        new = settings.folder / "measured.jsonl"
+        new.unlink(missing_ok=True)
+        flags = f"--model={folder}", f"--teacher={settings.model}", f"--data={settings.data}", f"--out={new}", *words
+        _run("benchmarks.pretrained.linearise_measures", *flags)
+        append_jsonl(out, [{"student": name} | _training(pathlib.Path(folder)) | x for x in read_jsonl(new)])
+
+
+def _training(folder: pathlib.Path) -> Line:
+    """The tokens and seconds that training took in all stages before a folder, and the layers that stay softmax."""
+    tokens, seconds, chosen = 0, 0.0, folder.parent / "layers.json"
+    for stage in ([folder.parent / name for name in STAGES] if chosen.exists() else []) + [folder]:
+        log = stage / "metrics.jsonl"
+        if stage == folder or (log.exists() and folder.name != "transfer"):
+            steps = [x for x in (read_jsonl(log) if log.exists() else []) if "step_ms" in x]
+            tokens += sum(x.get("tokens", 0) for x in steps)
+            seconds += sum(x["step_ms"] for x in steps) / 1000
+    softmax = {"softmax_layers": load_json(chosen)["softmax"]} if chosen.exists() and folder.name != "transfer" else {}
+    return {"trained_tokens": tokens, "train_seconds": seconds} | softmax
+
+
+def verdicts(lines: Sequence[Line]) -> Iterator[Line]:
+    """A line for each threshold, from the lines of all measures.
+
+    The value of a verdict is compared with the number asked for in the way that `asked` says.
+    """
+
+    def ratio(student: str, other: str | None = None, first: int = 0) -> float:
+        """Perplexity on wiki from a position on, over another student's; None: over the teacher's."""
+        ours, theirs = (_perplexity(lines, name or student, first, of_teacher=not name) for name in (student, other))
+        return ours / theirs
+
+    def of(student: str, measure_: str, key: str, **where: object) -> float:
+        (value,) = [
+            x[key]
+            for x in lines
+            if x["student"] == student and x["measure"] == measure_ and all(x[k] == v for k, v in where.items())
+        ]
+        return value
+
+    errors = [of(f"transfer {seed}", "layers", "mean_error", text="wiki") for seed in SEEDS]
+    generated = lambda key: of("hybrid", "generation", key, text="wiki")
+    wide = {"context": 8192, "rows": 8}
+    of_teacher = lambda name, measure_, key, **where: (
+        of(name, measure_, key, **where) / of("teacher", measure_, key, **where)
+    )
+    most, least = "at most", "at least"
+    floor = of("floor", "layers", "mean_error", text="wiki")
+    rows: list[tuple[str, float, str, str]] = [
+        ("T1", max(errors), most, "T1"),
+        ("T1, against the floor", max(errors) / floor, most, "T1 floor"),
+        ("T2a", ratio("hybrid"), most, "T2a"),
+        ("T2b", ratio("all"), most, "T2b"),
+        *((f"T3, seed {seed}", ratio(f"transfer {seed}", "floor", FAR), most, "T3") for seed in SEEDS),
+        ("T3, distilled", ratio("all", "trained floor", FAR), most, "T3"),
+        (
+            "T4, perplexity under the teacher",
+            generated("perplexity_under_teacher") / generated("teacher_perplexity_under_teacher"),
+            most,
+            "T4 perplexity",
+        ),
+        ("T4, questions", of_teacher("hybrid", "questions", "right"), least, "T4 questions"),
+        ("T5", of_teacher("hybrid", "needle", "accuracy", length=1024), least, "T5"),
+        ("T6, all", of_teacher("all", "speed", "state_bytes", context=8192, rows=1), most, "T6 all"),
+        ("T6, hybrid", of_teacher("hybrid", "speed", "state_bytes", context=8192, rows=1), most, "T6 hybrid"),
+        ("T7, all", of_teacher("all", "speed", "tokens_per_second", **wide), least, "T7"),
+        ("T7, hybrid", of_teacher("hybrid", "speed", "tokens_per_second", **wide), least, "T7"),
+        ("alive after the transfer", ratio("knock-out", "transfer 1", FAR), least, "alive"),
+        ("alive after distillation", ratio("all, knock-out", "all", FAR), least, "alive"),
+        ("control", ratio("control", "all"), least, "control"),
+    ]
+    for name, value, kind, key in rows:
+        holds = value <= THRESHOLDS[key] if kind == most else value >= THRESHOLDS[key]
+        yield {"verdict": name, "value": value, "asked": f"{kind} {THRESHOLDS[key]:.3g}", "holds": bool(holds)}
+
+
+def _perplexity(lines: Sequence[Line], student: str, first: int, *, of_teacher: bool = False) -> float:
+    """Perplexity on wiki at positions from `first` on."""
+    (line,) = [x for x in lines if (x["student"], x["measure"], x.get("text")) == (student, "likelihood", "wiki")]
+    key = "teacher_perplexity" if of_teacher else "perplexity"
+    parts = [x for x in line["by_position"] if x["from"] >= first]
+    return float(np.exp(np.average(np.log([x[key] for x in parts]), weights=[x["tokens"] for x in parts])))
+
+
+if __name__ == "__main__":
+    run(main)
