@@ -8,6 +8,7 @@ from flash_lm.cli.flags import add_begin_flags, begin
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import count, local_path, positive
+from flash_lm.errors import InputError
 from flash_lm.linearising.stages import STAGES
 
 _FAMILY = "window_linear"
@@ -63,6 +64,8 @@ def main(argv: list[str]) -> None:
     family = [] if given & {"model.family"} else [f"--config.model.family={_FAMILY}"]
     config: Any = load_config(f"{arguments.model}:text", [*_DEFAULTS, *family, *overrides])
     layers = config.model.num_layers // 5 if arguments.softmax_layers is None else arguments.softmax_layers
+    if not 0 <= layers < config.model.num_layers:
+        raise InputError(f"--softmax_layers={layers} must be from 0 to {config.model.num_layers - 1}, fewer than all")
     asked = Linearisation(
         model=arguments.model,
         workdir=arguments.workdir,

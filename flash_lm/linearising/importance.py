@@ -27,8 +27,15 @@ def layer_divergences(teacher: TrainedModel, student: TrainedModel, rows: Rows, 
     """
 
     @jax.jit
-    def divergence(teacher_params: Params, student_params: Params, layer: jax.Array, batch: Batch) -> jax.Array:
-        bound, other = teacher.model.bind(teacher_params), student.model.bind(student_params)
+    def features(params: Params, batch: Batch) -> jax.Array:
+        return teacher.model.bind(params).features(inputs_of(teacher.model, batch))
+
+    @jax.jit
+    def divergence(
+        params: Params, student_params: Params, layer: jax.Array, batch: Batch, expected_BxLxD: jax.Array
+    ) -> jax.Array:
+        """The sum over targets with the student's mixer in one layer."""
+        bound, other = teacher.model.bind(params), student.model.bind(student_params)
         inputs = inputs_of(teacher.model, batch)
         _, context = other.embed(inputs)
         graph, stacked = nnx.split(other.layers)
@@ -38,21 +45,24 @@ def layer_divergences(teacher: TrainedModel, student: TrainedModel, rows: Rows, 
             mixer = mixer_of(nnx.merge(graph, parameters), other.config.family).sublayer
             return jax.lax.cond(number == layer, lambda h: mixer(h, context), apply, h_BxLxD), None
 
-        features, _ = scan_layers(bound, inputs, mix, (jnp.arange(bound.num_blocks), stacked))
+        x_BxLxD, _ = scan_layers(bound, inputs, mix, (jnp.arange(bound.num_blocks), stacked))
         head, weights = bound.head(), batch["loss_mask_BxL"]
-        # The layer −1 is none: the teacher itself.
-        expected = bound.features(inputs)
-        tables = features, head.table_VxD, expected, head.table_VxD
-        return distillation(*tables, batch["targets_BxL"], weights, 1.0, None, 1, head.cap, head.cap)[1]
+        both = x_BxLxD, head.table_VxD, expected_BxLxD, head.table_VxD
+        return distillation(*both, batch["targets_BxL"], weights, 1.0, None, 1, head.cap, head.cap)[1]
 
-    batches = [_stack(rows, range(i, min(i + batch_size, len(rows)))) for i in range(0, len(rows), batch_size)]
-    targets = sum(float(batch["loss_mask_BxL"].sum()) for batch in batches)
-    arguments = teacher.params, student.params
+    totals = np.zeros(teacher.config.model.num_layers)
+    targets = 0.0
     with jax.set_mesh(teacher.mesh):
-        return [
-            sum(float(divergence(*arguments, jnp.int32(layer), batch)) for batch in batches) / targets
-            for layer in range(teacher.config.model.num_layers)
-        ]
+        for first in range(0, len(rows), batch_size):
+            batch = _stack(rows, range(first, min(first + batch_size, len(rows))))
+            expected = features(teacher.params, batch)
+            of_layer = [
+                divergence(teacher.params, student.params, jnp.int32(layer), batch, expected)
+                for layer in range(len(totals))
+            ]
+            totals += np.array(jax.device_get(of_layer))
+            targets += float(batch["loss_mask_BxL"].sum())
+    return (totals / targets).tolist()
 
 
 def most_important(divergences: Sequence[float], count: int) -> list[int]:

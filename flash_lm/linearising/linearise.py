@@ -106,6 +106,7 @@ def stage_configs(asked: Linearisation) -> dict[str, Any]:
     for stage in STAGES:
         if asked.tokens[stage]:
             config = _stage_config(asked, stage, None)
+            config.train.init_from = asked.model  # for its tokenizer
             config.model.pattern = () if stage == "transfer" else pattern
             configs[stage] = fill_from_source(config, model, asked.given | {"model.pattern"})
     return configs

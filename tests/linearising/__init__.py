@@ -1,0 +1,1 @@
+"""Tests of flash_lm.linearising."""
