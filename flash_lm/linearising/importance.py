@@ -1,6 +1,6 @@
 """Which layers of a model need their softmax: the divergence when one layer alone has the other token mixer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from flash_lm.data.packing import Rows
+from flash_lm.errors import Stopped
 from flash_lm.inference.model import TrainedModel
 from flash_lm.models.layer_pairs import mixer_of, scan_layers
 from flash_lm.ops.distillation import distillation
@@ -16,7 +17,13 @@ from flash_lm.training.forward import Batch, inputs_of
 from flash_lm.training.train_state import Params
 
 
-def layer_divergences(teacher: TrainedModel, student: TrainedModel, rows: Rows, batch_size: int = 4) -> list[float]:
+def layer_divergences(
+    teacher: TrainedModel,
+    student: TrainedModel,
+    rows: Rows,
+    batch_size: int = 4,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[float]:
     """KL(teacher ‖ teacher with the student's token mixer in one layer) for each layer, nats per target.
 
     Args:
@@ -24,6 +31,10 @@ def layer_divergences(teacher: TrainedModel, student: TrainedModel, rows: Rows, 
         student: a model of the same number of layers and the same width, without `model.pattern`.
         rows: packed sequences.
         batch_size: sequences at a time.
+        should_stop: called before each layer.
+
+    Raises:
+        Stopped: `should_stop` returned true; nothing is kept.
     """
 
     @jax.jit
@@ -56,11 +67,10 @@ def layer_divergences(teacher: TrainedModel, student: TrainedModel, rows: Rows, 
         for first in range(0, len(rows), batch_size):
             batch = _stack(rows, range(first, min(first + batch_size, len(rows))))
             expected = features(teacher.params, batch)
-            of_layer = [
-                divergence(teacher.params, student.params, jnp.int32(layer), batch, expected)
-                for layer in range(len(totals))
-            ]
-            totals += np.array(jax.device_get(of_layer))
+            for layer in range(len(totals)):
+                if should_stop():
+                    raise Stopped
+                totals[layer] += divergence(teacher.params, student.params, jnp.int32(layer), batch, expected)
             targets += float(batch["loss_mask_BxL"].sum())
     return (totals / targets).tolist()
 

@@ -83,7 +83,7 @@ def linearise(asked: Linearisation, should_stop: Callable[[], bool]) -> pathlib.
         student = _train(asked, "transfer", student, should_stop, {"train.freeze": frozen})
     if asked.softmax_layers:
         teacher_family = _folder(asked.model).config.model.family
-        kept = _softmax_layers(asked, student)
+        kept = _softmax_layers(asked, student, should_stop)
         pattern = pattern_of(kept, asked.config.model.num_layers, (teacher_family, asked.config.model.family))
         student = _convert(asked, str(student), "mixed", teacher_family, pattern)
     for stage in ("distil", "plain"):
@@ -177,7 +177,7 @@ def _stage_config(asked: Linearisation, stage: str, start: pathlib.Path | None) 
     return config
 
 
-def _softmax_layers(asked: Linearisation, student: pathlib.Path) -> list[int]:
+def _softmax_layers(asked: Linearisation, student: pathlib.Path, should_stop: Callable[[], bool]) -> list[int]:
     """The layers that stay softmax: those where the student's token mixer alone changes the distribution most."""
     path = asked.workdir / _LAYERS
     if path.exists():
@@ -186,7 +186,7 @@ def _softmax_layers(asked: Linearisation, student: pathlib.Path) -> list[int]:
     experiment = build_experiment(parse(_stage_config(asked, "distil", student)), KnownCorpus(other.tokenizer))
     rows = experiment.evaluation_rows("validation")
     chosen = SomeRows(rows, range(0, len(rows), max(len(rows) // asked.rows, 1))[: asked.rows])
-    divergences = layer_divergences(teacher, other, chosen)
+    divergences = layer_divergences(teacher, other, chosen, should_stop=should_stop)
     kept = most_important(divergences, asked.softmax_layers)
     if is_first():
         print(f"KL in nats with {asked.config.model.family} in one layer, on {len(chosen)} sequences:")
