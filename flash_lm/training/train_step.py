@@ -123,7 +123,7 @@ def make_gradients(
     Loss, penalties (which the loss includes) and gradient are sums over the batch's targets, in nats. `carried` is the
     state before or after each sequence; no gradient flows through it. None: each sequence starts afresh.
     """
-    of_teacher = teacher and TEACHER_LOSSES[config.teacher_loss](model, teacher, config)
+    of_teacher = teacher and TEACHER_LOSSES[config.teacher_loss].gradients(model, teacher, config)
     of_task = jax.value_and_grad(partial(_loss_sum, model, config, task), has_aux=True)
 
     def gradients_of(
