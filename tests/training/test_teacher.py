@@ -45,10 +45,18 @@ MESHES = [None, (2, 2, 1)]
 def function(family: str, width: int, seed: int) -> ModelFunction:
     config = get_config()
     config.model.update(family=family, num_layers=2, model_dim=width, num_heads=2, vocab_size=VOCAB, max_length=LENGTH)
-    config.model.update(linear={"chunk_size": 4}, mlp_dim=8, dropout=0.0, init="lecun", scale_init="as_init")
+    config.model.update(
+        linear={"chunk_size": 4}, mlp_dim=8, dropout=0.0, biases="all", init="lecun", scale_init="as_init"
+    )
     config.data.tokens_per_batch = ROWS * LENGTH
     parsed = parse(config)
     return ModelFunction(complete(parsed.model), seed)
+
+
+def drawn(model: ModelFunction, seed: int):
+    """Parameters of which none is 0, so that the output of a mixer is not 0 at padding."""
+    draw = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + 0.1 * draw.standard_normal(x.shape, np.float32), jax.jit(model.init)())
 
 
 def batch() -> dict[str, np.ndarray]:
@@ -111,7 +119,7 @@ class Pair:
             "loss_chunk": 8,
         }
         self.config = dataclasses.replace(parse(get_config()).train, **keys)
-        self.params, self.teacher_params = jax.jit(self.model.init)(), jax.jit(self.teacher.init)()
+        self.params, self.teacher_params = drawn(self.model, 0), drawn(self.teacher, 1)
         gradients = make_gradients(self.model, self.config, 0, teacher=self.teacher)
         self.compute = jax.jit(lambda params, rows, its: gradients(params, jnp.int32(0), rows, None, its)[:2])
 
@@ -158,7 +166,7 @@ def test_loss_and_gradient_equal_those_by_hand(pair, shape):
     gradient, wanted = (flatten_dict(x, sep="/") for x in (gradient, wanted))
     mixer = {"query", "key", "value", "output"}
     frozen = {"query", "key"} if pair.loss == "layers" else {"value"}
-    trained = {f"layers/sublayer_0/{name}/kernel" for name in mixer - frozen}
+    trained = {f"layers/sublayer_0/{name}/{kind}" for name in mixer - frozen for kind in ("kernel", "bias")}
     for name, x in gradient.items():
         if name in trained or (pair.loss == "distribution" and "sublayer_0/value" not in name):
             np.testing.assert_allclose(x, wanted[name], atol=1e-5 * np.abs(wanted[name]).max(), err_msg=name)
