@@ -64,7 +64,7 @@ def config_on_mesh(run: RunFolder, config: Config) -> tuple[Config, str]:
 
 
 def model_without_weights(
-    name: RunName, config: Config, tokenizer: Tokenizer, **settings: bool
+    name: RunName, config: Config, tokenizer: Tokenizer, **settings: Any
 ) -> tuple[Config, ModelFunction]:
     """The complete config of a folder, and its model; its parameters are not read.
 

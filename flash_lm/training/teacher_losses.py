@@ -34,8 +34,9 @@ def _distribution(
         of_teacher, teacher_inputs, _ = forward(
             teacher, jax.lax.stop_gradient(teacher_params), batch, config.loss_chunk
         )
-        head, teacher_head = bound.head(), of_teacher.head()
-        total, divergence = distillation(
+        heads: Any = bound.head(), of_teacher.head()  # of the softmax, both
+        head, teacher_head = heads
+        sums: Any = distillation(
             inputs.features_BxLxD,
             head.table_VxD,
             teacher_inputs.features_BxLxD,
@@ -49,6 +50,7 @@ def _distribution(
             teacher_head.cap,
             inputs.few_targets,
         )
+        total, divergence = sums
         return total, ({"divergence": divergence}, None)
 
     return lambda teacher_params: jax.value_and_grad(partial(loss_sum, teacher_params), has_aux=True)

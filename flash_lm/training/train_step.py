@@ -127,7 +127,7 @@ def make_gradients(
     of_task = jax.value_and_grad(partial(_loss_sum, model, config, task), has_aux=True)
 
     def gradients_of(
-        params: Params, step: jax.Array, batch: Batch, carried: Carried = None, teacher_params: Params | None = None
+        params: Params, step: jax.Array, batch: Batch, carried: Carried = None, teacher_params: Any = None
     ) -> tuple[Losses, Params, Carried]:
         loss_and_gradient = of_teacher(teacher_params) if of_teacher else of_task
         if config.microbatches == 1:
