@@ -2,6 +2,7 @@
 
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.plan import Plan
+from flash_lm.training.teacher_losses import TEACHER_LOSSES
 
 SHARES = (15, 30, 45)  # percent of the peak rate
 _WIDTH = 13  # of the first column
@@ -43,8 +44,9 @@ def _run(plan: Plan) -> str:
 
 
 def _flops(plan: Plan) -> str:
-    a_token = plan.step_flops / plan.config.data.tokens_per_batch
-    return f"{a_token:.3g} a token, {plan.flops:.3g} in all (of the model, forward and backward)"
+    a_token, train = plan.step_flops / plan.config.data.tokens_per_batch, plan.config.train
+    what = TEACHER_LOSSES[train.teacher_loss].counts if train.teacher else "of the model, forward and backward"
+    return f"{a_token:.3g} a token, {plan.flops:.3g} in all ({what})"
 
 
 def _devices(plan: Plan) -> str:
@@ -56,7 +58,8 @@ def _devices(plan: Plan) -> str:
 def _memory(plan: Plan) -> list[tuple[str, str]]:
     """The memory of each device, and whether a step fits."""
     memory = plan.memory
-    rows = [("  state", f"{_size(memory.state)}: parameters and the optimizer's moments")]
+    teacher = ", and the teacher's parameters" if plan.config.train.teacher else ""
+    rows = [("  state", f"{_size(memory.state)}: parameters and the optimizer's moments{teacher}")]
     if memory.total is None or memory.temporary is None:
         rows.append(("  temporary", f"not known: {plan.target.why}"))
         total = "at least the state"

@@ -111,7 +111,7 @@ class Config:
         return sentences
 
     def _teacher_problems(self) -> list[str]:
-        """Sentences on what a model that imitates a teacher may not be."""
+        """A sentence on what a model that imitates a teacher may not be, if it is that."""
         wrong = {
             "task": not TASKS[self.task].of_each_token,
             "model.head": self.model.head != "softmax",
@@ -120,10 +120,12 @@ class Config:
             "train.label_smoothing": self.train.label_smoothing > 0,
             "train.z_loss": self.train.z_loss > 0,
         }
+        if not (names := [name for name, is_wrong in wrong.items() if is_wrong]):
+            return []
+        defaults = "their defaults" if len(names) > 1 else "its default"
         return [
-            f"train.teacher is for causal models of text whose loss has no other term: leave {name} at its default"
-            for name, is_wrong in wrong.items()
-            if is_wrong
+            f"train.teacher is for causal models of text whose loss has no other term: leave {', '.join(names)} at "
+            f"{defaults}"
         ]
 
 

@@ -138,7 +138,7 @@ class TrainConfig(Group, name="train"):
     teacher_loss: str = key(
         "distribution",
         "distribution (the loss and the divergence from the teacher's distribution over next tokens) or layers (the "
-        "relative error of each layer's token mixer, at the teacher's input)",
+        "relative error of each layer's token mixer, at the teacher's input; nothing but these mixers changes)",
         one_of("distribution", "layers"),
     )
     teacher_weight: float = key(9.0, "distribution: weight of the divergence beside the loss", above(0))

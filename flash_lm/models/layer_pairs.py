@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config.registry import FAMILIES
-from flash_lm.models.block import Block, Residual
+from flash_lm.models.block import Block, Residual, constrain_residual
 from flash_lm.models.language_model import LanguageModel
 from flash_lm.models.model_inputs import ModelInputs
 
@@ -50,8 +50,10 @@ def scan_layers(
                 y_BxLxD, result = mix(apply, h_BxLxD, values)
             else:
                 y_BxLxD = apply(h_BxLxD)
-            x_BxLxD = residual.after(x_BxLxD, y_BxLxD)
+            x_BxLxD = constrain_residual(residual.after(x_BxLxD, y_BxLxD))
         return x_BxLxD, result
 
-    x_BxLxD, results = jax.lax.scan(body, x_BxLxD, (stacked, jnp.arange(model.num_blocks), per_layer))
+    x_BxLxD, results = jax.lax.scan(
+        body, constrain_residual(x_BxLxD), (stacked, jnp.arange(model.num_blocks), per_layer)
+    )
     return model.norm(x_BxLxD), results

@@ -125,11 +125,12 @@ def initial_state(experiment: Experiment, fresh: TrainState) -> InitialState:
     if mismatched:
         raise InputError(f"{message}: set the model's keys to the same values{_advice(config, parent.config)}")
 
-    # Constants go with the parameters that were trained with them.
+    # Random arrays go with the parameters that were trained with them.
     constants = fresh.constants
     if jax.tree.map(jnp.shape, parent.model.constants) == jax.tree.map(jnp.shape, constants):
         to_device = lambda x, fresh_x: jax.device_put(jnp.asarray(x, fresh_x.dtype), fresh_x.sharding)
-        constants = jax.tree.map(to_device, parent.model.constants, constants)
+        inherited = experiment.model.replace_constants(parent.model.constants).constants
+        constants = jax.tree.map(to_device, inherited, constants)
 
     # The averages start at the copied parameters.
     ema = None if fresh.ema is None else jax.tree.map(jnp.copy, params)

@@ -63,6 +63,29 @@ def config_on_mesh(run: RunFolder, config: Config) -> tuple[Config, str]:
     return parse(raw), raw.model.param_dtype
 
 
+def model_without_weights(
+    name: RunName, config: Config, tokenizer: Tokenizer, **settings: Any
+) -> tuple[Config, ModelFunction]:
+    """The complete config of a folder, and its model; its parameters are not read.
+
+    Args:
+        name: name of the checkpoint or export.
+        config: its checked config.
+        tokenizer: its tokenizer.
+        settings: further arguments of `ModelFunction`.
+
+    Raises:
+        InputError: an export's config and its arrays do not fit each other.
+    """
+    # An export's config may be somebody else's: its shapes are checked before anything large is built.
+    check: dict[str, Any] = {}
+    if is_export(name.workdir):
+        check_layers(name.workdir, config.model)
+        check = {"check": partial(check_shapes, name.workdir)}
+    config = fill_from_corpus(config, tokenizer, read_labels(name.workdir))
+    return config, ModelFunction(config.model, config.seed, **check, **settings)
+
+
 def read_weights(name: RunName, run: RunFolder, config: Config, saved_dtype: str) -> Weights:
     """Reads weights onto the mesh of a config.
 
@@ -75,16 +98,10 @@ def read_weights(name: RunName, run: RunFolder, config: Config, saved_dtype: str
     Raises:
         InputError: no such checkpoint, or a mesh that does not fit.
     """
-    # An export's config may be somebody else's: its shapes are checked before anything large is built.
-    check: dict[str, Any] = {}
-    if is_export(name.workdir):
-        check_layers(name.workdir, config.model)
-        check = {"check": partial(check_shapes, name.workdir)}
-
     # The model and its mesh, without parameters.
     tokenizer = load_tokenizer(name.workdir / "tokenizer")
-    config = fill_from_corpus(config, tokenizer, read_labels(name.workdir))
-    model, mesh = ModelFunction(config.model, config.seed, **check), make_mesh(config.mesh)
+    config, model = model_without_weights(name, config, tokenizer)
+    mesh = make_mesh(config.mesh)
     replicated, dtype = NamedSharding(mesh, PartitionSpec()), jnp.dtype(saved_dtype)
 
     # Shapes, dtypes and shardings to restore into; constants are small, and replicated.

@@ -26,9 +26,10 @@ from flash_lm.training.device import free_memory
 from flash_lm.training.microbatches import fewest_that_fit, fill_microbatches
 from flash_lm.training.resolve import fill_from_corpus, normalize
 from flash_lm.training.resume import resolve_run
-from flash_lm.training.setup import build_setup
+from flash_lm.training.setup import Setup, build_setup
 from flash_lm.training.sharding import check_batch, make_abstract_mesh, make_mesh, mesh_shape
 from flash_lm.training.step_memory import Memory, step_memory
+from flash_lm.training.teacher_losses import TEACHER_LOSSES
 
 _log = logging.getLogger(__name__)
 # JAX takes this share of a GPU's memory when it starts, and no more later.
@@ -67,7 +68,7 @@ class Plan:
         target: the devices.
         mesh: number of devices along each axis.
         parameters: number of parameters.
-        step_flops: model FLOPs of a step, see `training_flops`.
+        step_flops: model FLOPs of a step, see `training_flops`; with a teacher also those of the teacher.
         memory: of each device.
     """
 
@@ -187,11 +188,12 @@ def plan_config(asked: Any, workdir: pathlib.Path, count: int) -> Config:
     """
     asked = normalize(asked)
     parse(asked)  # raises, with every problem
-    if str(asked.train.init_from or "").startswith(HUB):
-        raise InputError(
-            f"train.init_from={asked.train.init_from} would be downloaded, and a plan downloads nothing: leave it "
-            f"open, with --config.train.init_from="
-        )
+    for key in ("init_from", "teacher"):
+        if str(asked.train[key] or "").startswith(HUB):
+            raise InputError(
+                f"train.{key}={asked.train[key]} would be downloaded, and a plan downloads nothing: leave it open, "
+                f"with --config.train.{key}="
+            )
     # An open batch depends on the devices, of which this machine may have others.
     asked.mesh.shape = mesh_shape(asked.mesh.shape, count)
     run = resolve_run(RunFolder(workdir), asked)
@@ -238,10 +240,18 @@ def make_plan(config: Config, target: Target) -> Plan:
     if target.devices:
         mesh = make_mesh(config.mesh, list(target.devices))
     setup = build_setup(config, mesh)
-    flops = training_flops(setup.model.abstract, config.data.tokens_per_batch, config.data.length)
     memory = Memory(state_bytes(setup))
     if target.devices:
         _log.info("compiling the step for %d x %s, which may take minutes", target.count, target.name)
         setup, memory = fill_microbatches(setup, target.memory)
         memory = memory or step_memory(setup)
-    return Plan(setup.config, target, dict(mesh.shape), setup.model.parameter_count(), flops, memory)
+    return Plan(setup.config, target, dict(mesh.shape), setup.model.parameter_count(), _step_flops(setup), memory)
+
+
+def _step_flops(setup: Setup) -> float:
+    """Model FLOPs of a step."""
+    config, model = setup.config, setup.model.abstract
+    tokens, length = config.data.tokens_per_batch, config.data.length
+    if setup.teacher is None:
+        return training_flops(model, tokens, length)
+    return tokens * TEACHER_LOSSES[config.train.teacher_loss].flops(model, setup.teacher.model.abstract, length)

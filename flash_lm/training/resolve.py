@@ -43,7 +43,6 @@ _CHANGEABLE = (
     "train.stop_accuracy",
     "train.checkpoint_every",
     "train.keep",
-    "train.teacher",  # its parameters are checked
 )
 # Keys that a branch may change besides: its schedule.
 _BRANCH_KEYS = (
@@ -205,7 +204,7 @@ def continue_run(asked: Any, run: RunFolder) -> tuple[Any, Changes]:
         InputError: the run has another config: a key differs that may not change.
     """
     record, changes = _fill_and_compare(asked, run)
-    if differing := {key: change for key, change in changes.items() if not _may_change(key, record)}:
+    if differing := {key: change for key, change in changes.items() if not _may_change(key, change, record)}:
         parse(asked)  # raises first if the config itself is wrong
         branch_possible = set(differing) <= set(_BRANCH_KEYS)
         advice = f", or continue in a new one with --config.train.branch_from={run.path}" if branch_possible else ""
@@ -223,7 +222,11 @@ def _branch_config(asked: Any, parent: RunFolder) -> Any:
     """
     branch_keys = (*_BRANCH_KEYS, *_INIT_KEYS)
     record, changes = _fill_and_compare(asked, parent, keep_open=branch_keys)
-    if differing := {key: x for key, x in changes.items() if not _may_change(key, record) and key not in branch_keys}:
+    if differing := {
+        key: change
+        for key, change in changes.items()
+        if not _may_change(key, change, record) and key not in branch_keys
+    }:
         parse(asked)
         raise InputError(
             f"train.branch_from={record.train.branch_from} is a run of another config ({_format_changes(differing)}): "
@@ -249,8 +252,10 @@ def _fill_and_compare(asked: Any, run: RunFolder, keep_open: Collection[str] = (
     return record, {key: (before.get(key), now.get(key)) for key in sorted(differing - _unused_keys(before, now))}
 
 
-def _may_change(key: str, config: Any) -> bool:
+def _may_change(key: str, change: tuple[Any, Any], config: Any) -> bool:
     """Whether a resume may change a key."""
+    if key == "train.teacher":
+        return all(change)  # another folder, whose parameters are checked
     # Without dropout, the number of microbatches changes only the order of a sum.
     model = config.get("model", {})
     draws_random_numbers = model.get("dropout") or model.get("favor", {}).get("redraw")

@@ -27,7 +27,7 @@ from flash_lm.training.checkpoint_write import attach_shardings
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.resolve import fill_from_corpus
 from flash_lm.training.sharding import batch_sharding, host_share, make_mesh, state_shardings
-from flash_lm.training.teacher import Teacher, find_teacher
+from flash_lm.training.teacher import Teacher, find_teacher, freeze_all_but_mixers
 from flash_lm.training.train_state import ModelFunction, Params, TrainState, init_state
 
 _log = logging.getLogger(__name__)
@@ -118,10 +118,13 @@ def _task_transform(config: Config, corpus: Splits) -> Transform | None:
 def build_setup(config: Config, mesh: Mesh) -> Setup:
     """Builds model and optimizer of a complete config on a mesh; computes nothing."""
     model = ModelFunction(config.model, config.seed, packed=config.data.packed, few_targets=config.few_targets)
+    teacher = find_teacher(config, model, mesh)
+    if teacher and config.train.teacher_loss == "layers":
+        config = freeze_all_but_mixers(config)
     optimizer = make_optimizer(config.train, model.traits())
     abstract = jax.eval_shape(lambda: init_state(model, optimizer, config.carried_rows, config.train.ema > 0))
     shardings = state_shardings(abstract, model.traits().matrix, optimizer, config.mesh, mesh)
-    return Setup(config, model, optimizer, mesh, attach_shardings(abstract, shardings), find_teacher(config, mesh))
+    return Setup(config, model, optimizer, mesh, attach_shardings(abstract, shardings), teacher)
 
 
 def build_experiment(config: Config, known: KnownCorpus | None = None) -> Experiment:

@@ -1,5 +1,6 @@
 """The losses of `train.teacher_loss`: what a model learns from its teacher."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flash_lm.config.train import TrainConfig
+from flash_lm.models.facts import FORWARD_AND_BACKWARD
+from flash_lm.models.language_model import LanguageModel
 from flash_lm.models.layer_pairs import mixer_of, scan_layers
 from flash_lm.ops.distillation import distillation
 from flash_lm.training.forward import Batch, forward, inputs_of
@@ -31,8 +34,9 @@ def _distribution(
         of_teacher, teacher_inputs, _ = forward(
             teacher, jax.lax.stop_gradient(teacher_params), batch, config.loss_chunk
         )
-        head, teacher_head = bound.head(), of_teacher.head()
-        total, divergence = distillation(
+        heads: Any = bound.head(), of_teacher.head()  # of the softmax, both
+        head, teacher_head = heads
+        sums: Any = distillation(
             inputs.features_BxLxD,
             head.table_VxD,
             teacher_inputs.features_BxLxD,
@@ -46,6 +50,7 @@ def _distribution(
             teacher_head.cap,
             inputs.few_targets,
         )
+        total, divergence = sums
         return total, ({"divergence": divergence}, None)
 
     return lambda teacher_params: jax.value_and_grad(partial(loss_sum, teacher_params), has_aux=True)
@@ -67,19 +72,23 @@ def _layers(model: ModelFunction, teacher: ModelFunction, config: TrainConfig) -
         frozen = frozen_mask(config.freeze, params)["layers"]
         real_BxLx1 = (batch["segment_ids_BxL"] > 0)[..., None]
 
+        squares = lambda x_BxLxD: jnp.square(jnp.where(real_BxLx1, x_BxLxD, 0)).sum()
+
         # The gradient of a layer is taken beside its output, so nothing of the other layers is kept for it.
         def mix(apply: Callable[[jax.Array], jax.Array], h_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
-            y_BxLxD, (parameters, constants) = apply(h_BxLxD), layer
-            squares = lambda x_BxLxD: jnp.square(jnp.where(real_BxLx1, x_BxLxD, 0).astype(jnp.float32)).sum()
+            out_BxLxD, (parameters, constants) = apply(h_BxLxD), layer
+            y_BxLxD, input_BxLxD = out_BxLxD.astype(jnp.float32), h_BxLxD.astype(student.config.dtype)
+            # A microbatch may have no token at all.
+            norm = jnp.maximum(squares(y_BxLxD), jnp.finfo(jnp.float32).tiny)
 
             def error(values: Params) -> jax.Array:
                 values = jax.tree.map(lambda x, stop: jax.lax.stop_gradient(x) if stop else x, values, frozen)
                 state = jax.tree.map(lambda leaf: leaf, parameters)
                 nnx.replace_by_pure_dict(state, values)
                 mixer = mixer_of(nnx.merge(graph, state, constants), student.config.family).sublayer
-                return squares(mixer(h_BxLxD, context) - y_BxLxD) / squares(y_BxLxD)
+                return squares(mixer(input_BxLxD, context).astype(jnp.float32) - y_BxLxD) / norm
 
-            return y_BxLxD, jax.value_and_grad(error)(nnx.to_pure_dict(parameters))
+            return out_BxLxD, jax.value_and_grad(error)(nnx.to_pure_dict(parameters))
 
         _, (errors_N, gradients) = scan_layers(teacher.bind(teacher_params), inputs, mix, (trained, others))
         # A step divides by the targets.
@@ -92,7 +101,37 @@ def _layers(model: ModelFunction, teacher: ModelFunction, config: TrainConfig) -
     return lambda teacher_params: partial(loss_and_gradient, teacher_params)
 
 
-TEACHER_LOSSES: Mapping[str, Callable[..., Callable[[Params], LossAndGradient]]] = {
-    "distribution": _distribution,
-    "layers": _layers,
+def _distribution_flops(model: LanguageModel, teacher: LanguageModel, length: int) -> float:
+    return FORWARD_AND_BACKWARD * model.flops_per_token(length) + teacher.flops_per_token(length)
+
+
+def _layers_flops(model: LanguageModel, teacher: LanguageModel, length: int) -> float:
+    # All maps count as trained: with frozen ones, and without the gradient of the mixers' input, a step has fewer.
+    mixer = mixer_of(model.layers, model.config.family).sublayer
+    a_layer = FORWARD_AND_BACKWARD * mixer.flops_per_token(length, causal=True)
+    return model.num_blocks * (a_layer + teacher.layers.flops_per_token(length, causal=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherLoss:
+    """A row of the table of losses.
+
+    Attributes:
+        gradients: function (model, teacher, config.train) -> teacher's parameters -> loss and gradient.
+        flops: function (model, teacher, length) -> model FLOPs of a training step per token.
+        counts: what these FLOPs are of.
+    """
+
+    gradients: Callable[[ModelFunction, ModelFunction, TrainConfig], Callable[[Params], LossAndGradient]]
+    flops: Callable[[LanguageModel, LanguageModel, int], float]
+    counts: str
+
+
+TEACHER_LOSSES: Mapping[str, TeacherLoss] = {
+    "distribution": TeacherLoss(
+        _distribution, _distribution_flops, "of the model, forward and backward, and of the teacher, forward"
+    ),
+    "layers": TeacherLoss(
+        _layers, _layers_flops, "of the model's token mixers, forward and backward, and the teacher's layers, forward"
+    ),
 }

@@ -12,6 +12,7 @@ from flax import nnx
 
 from flash_lm.config.model import ModelConfig
 from flash_lm.layers.parameter import Traits, traits
+from flash_lm.layers.sublayer import LayerArray
 from flash_lm.models.block import Block
 from flash_lm.models.decode_state import DecodeState
 from flash_lm.models.language_model import LanguageModel
@@ -101,7 +102,7 @@ class ModelFunction:
 
     @property
     def constants(self) -> Params:
-        """Random arrays that are never trained; empty for most families."""
+        """Arrays that are never trained: random ones, and values that differ by layer; empty for most families."""
         return nnx.to_pure_dict(self._constants)
 
     def replace_packing(self, *, packed: bool, few_targets: bool) -> "ModelFunction":
@@ -111,10 +112,15 @@ class ModelFunction:
         return other
 
     def replace_constants(self, constants: Params) -> "ModelFunction":
-        """The same model with other constants, such as those of a checkpoint; they may be traced."""
+        """The same model with other random arrays, such as those of a checkpoint; they may be traced.
+
+        Values that differ by layer, such as windows, follow from the config, so the model keeps its own.
+        """
         other = copy.copy(self)
         other._constants = jax.tree.map(lambda leaf: leaf, self._constants)
         nnx.replace_by_pure_dict(other._constants, constants)
+        of_config = nnx.filter_state(self._constants, LayerArray)
+        nnx.replace_by_pure_dict(other._constants, nnx.to_pure_dict(of_config))
         return other
 
     def traits(self) -> Traits:

@@ -123,11 +123,11 @@ def make_gradients(
     Loss, penalties (which the loss includes) and gradient are sums over the batch's targets, in nats. `carried` is the
     state before or after each sequence; no gradient flows through it. None: each sequence starts afresh.
     """
-    of_teacher = teacher and TEACHER_LOSSES[config.teacher_loss](model, teacher, config)
+    of_teacher = teacher and TEACHER_LOSSES[config.teacher_loss].gradients(model, teacher, config)
     of_task = jax.value_and_grad(partial(_loss_sum, model, config, task), has_aux=True)
 
     def gradients_of(
-        params: Params, step: jax.Array, batch: Batch, carried: Carried = None, teacher_params: Params | None = None
+        params: Params, step: jax.Array, batch: Batch, carried: Carried = None, teacher_params: Any = None
     ) -> tuple[Losses, Params, Carried]:
         loss_and_gradient = of_teacher(teacher_params) if of_teacher else of_task
         if config.microbatches == 1:

@@ -16,17 +16,22 @@ from flash_lm.config.registry import OPTIMIZERS
 from flash_lm.data.tokenizer import CharacterTokenizer
 from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.errors import InputError
+from flash_lm.families.family import complete
 from flash_lm.inference.export import export
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.layers.parameter import Traits, parameter_name
+from flash_lm.runs.run_name import run_name
 from flash_lm.sweeps.grid import apply_changes
+from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.frozen import frozen_mask
 from flash_lm.training.init_from import parent_tokenizer
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.resolve import fill_from_parent
 from flash_lm.training.schedule_free import gradient_point
+from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train
+from flash_lm.training.train_state import ModelFunction
 from training.runs import losses, stop_after
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -115,6 +120,38 @@ def test_features_that_were_drawn_are_the_parents(config, tmp_path):
         jax.tree.leaves(flash_lm.load(run).constants) for run in (tmp_path / "child", tmp_path / "parent")
     )
     assert inherited and all(np.array_equal(a, b) for a, b in zip(inherited, original, strict=True))
+
+
+@pytest.mark.slow("trains a run, and another one with its parameters")
+def test_windows_are_those_of_the_config(config, tmp_path):
+    """Values that differ by layer look like a parent's random arrays, and are not to be taken."""
+    windows = lambda run: [x for name, x in flatten_dict(flash_lm.load(run).constants).items() if "window" in name]
+    with_window = lambda size: apply_changes(config, {"model.family": "longformer", "model.window.size": size})
+    train(with_window(8), tmp_path / "parent")
+    child = tmp_path / "child"
+    initial_params(with_window(4), child, train__init_from=str(tmp_path / "parent"))
+    saved = restore(run_name(child), build_experiment(parse(with_window(4))).abstract)[0].constants
+    for values, window in ((windows(tmp_path / "parent"), 8), (windows(child), 4), (windows(f"{child}@0"), 4)):
+        assert len(values) == 1 and np.all(values[0] == window)
+    assert window in np.concatenate(jax.tree.leaves(saved)) and 8 not in np.concatenate(jax.tree.leaves(saved))
+
+
+def test_a_checkpoint_replaces_random_arrays_and_no_windows(config):
+    """In one model: the features of performer are drawn, the windows of longformer follow from the config."""
+
+    def function(window: int, seed: int) -> ModelFunction:
+        keys = {"model.pattern": ("performer", "longformer"), "model.vocab_size": 260, "model.window.size": window}
+        return ModelFunction(complete(parse(apply_changes(config, keys)).model), seed)
+
+    own, other = function(4, 0), function(8, 1)
+    actual, mine, theirs = (
+        flatten_dict(x.constants, sep="/") for x in (own.replace_constants(other.constants), own, other)
+    )
+    assert any("window" in name for name in actual) and len(actual) > 2
+    for name, x in actual.items():
+        drawn = np.issubdtype(x.dtype, np.floating)
+        assert np.array_equal(x, theirs[name] if drawn else mine[name]), name
+        assert np.array_equal(mine[name], theirs[name]) == ("stage" in name)
 
 
 @pytest.mark.parametrize(
