@@ -7,7 +7,10 @@ DIR has wiki/ and books/ with train, validation and test parquet files. Models a
 rows of 1024 tokens, and measured on the test split. Each student is made by the commands that a user would type, in
 `students` below; a student that exists is not made again, and a measured one is not measured again.
 
-What holds is written here before the counted runs. All perplexities are of 2048-token rows of wiki, the ratios to the
+What holds is written here before the counted runs, after a pilot with one seed, a window of 64 tokens and 128 features:
+its errors were 0.08 where the floor had 0.13, and yet its perplexity was 1.28 times the teacher's, where the floor had
+1.08 times. So the window is longer and has fewer features now, at the same state bytes, and T2 asks for more than it
+did (1.15 and 1.4): the floor itself has that. All perplexities are of 2048-token rows of wiki, the ratios to the
 teacher's on the same rows. "Floor": softmax in a window of 129 tokens and the first 4, of the same state bytes as the
 student, untrained; "trained floor": the same after the distillation that the student has.
 T1  relative error of the layers' mixers after the transfer, on average <= THRESHOLDS["T1"], and at most
@@ -51,10 +54,10 @@ from flash_lm.runs.provenance import provenance
 from flash_lm.training.export_folder import flatten_arrays, write_export
 
 THRESHOLDS: Mapping[str, float] = {
-    "T1": 0.15,
+    "T1": 0.1,
     "T1 floor": 0.7,
-    "T2a": 1.15,
-    "T2b": 1.4,
+    "T2a": 1.05,
+    "T2b": 1.1,
     "T3": 0.97,
     "T4 perplexity": 1.5,
     "T4 questions": 0.7,
@@ -67,10 +70,10 @@ THRESHOLDS: Mapping[str, float] = {
 }
 SEEDS, SOFTMAX_LAYERS, FLOOR_WINDOW, FAR = (1, 2, 3), 6, 129, 128
 FAMILIES = ("transformer_plus_plus", "window_linear")
-_LIKELIHOOD = ("--only=likelihood", "--rows=2048x3")
-_LAYERS = ("--only=layers", "--layer_rows=1024x3")
-_USE = ("--only=needle generation questions speed", "--prompts=16", "--new_tokens=64", "--needles=10")
-_USE += ("--contexts=1024 8192", "--turns=3")
+_LIKELIHOOD = ("--only=likelihood", "--rows=2048x2")
+_LAYERS = ("--only=layers", "--layer_rows=1024x2")
+_USE = ("--only=needle generation questions speed", "--prompts=8", "--new_tokens=64", "--needles=8")
+_USE += ("--needle_lengths=1024 2048", "--contexts=1024 8192", "--turns=3")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Settings:
         """The training text, as flags of a run."""
         places = tuple((str(self.data / text), 0.5) for text in ("books", "wiki"))
         keys = {"data.corpus": "hf", "data.mixture": places, "data.length": 1024}
-        keys |= {"train.eval_every": 0, "train.eval_steps": 2, "train.log_every": 1}
+        keys |= {"train.eval_every": 0, "train.eval_steps": 1, "train.log_every": 1}
         return [f"--config.{key}={value}" for key, value in keys.items()]
 
     def convert(self, source: str, out: str, **keys: object) -> None:
@@ -119,6 +122,7 @@ class Settings:
             f"--softmax_layers={softmax_layers}",
             f"--transfer_tokens={self.transfer_tokens}",
             f"--distil_tokens={distil_tokens}",
+            "--importance_rows=2",
             f"--config.seed={seed}",
             *self.corpus(),
         )
@@ -168,7 +172,6 @@ def students() -> dict[str, Student]:
             lambda s: s.convert(str(s.folder / "all"), "all_knock_out", **window), "all_knock_out"
         ),
         "trained floor": Student(lambda s: s.distil("floor", "trained_floor"), "trained_floor", (_LIKELIHOOD, _USE)),
-        "control": Student(_control, "control"),
         "hybrid, not distilled": Student(lambda s: None, f"{hybrid}/mixed"),
     }
     for name, layers in {"every fifth": range(2, 30, 5), "random": (2, 9, 16, 19, 22, 29)}.items():
@@ -179,6 +182,7 @@ def students() -> dict[str, Student]:
             ),
             folder,
         )
+    rows["control"] = Student(_control, "control")
     return rows
 
 
@@ -209,7 +213,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", required=True, help="the teacher, an imported SmolLM2")
     parser.add_argument("--data", required=True, type=local_path, help="the folder with wiki/ and books/")
     parser.add_argument("--folder", required=True, type=local_path, help="for the students, some gigabytes")
-    parser.add_argument("--transfer_tokens", type=count, default=49_152)
+    parser.add_argument("--transfer_tokens", type=count, default=32_768)
     parser.add_argument("--distil_tokens", type=count, default=24_576)
     parser.add_argument("--students", default=";".join(students()), help="some of the students, with ; between them")
     parser.add_argument("--out", required=True, type=any_path)

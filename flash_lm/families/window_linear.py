@@ -42,10 +42,10 @@ from flash_lm.ops.visibility import KeySpan
 class WindowLinearOptions:
     """Options of a softmax window with linear attention beyond it."""
 
-    size: int = key(64, "W, tokens that the softmax sees, the query itself included", at_least(1))
+    size: int = key(96, "W, tokens that the softmax sees, the query itself included", at_least(1))
     first_tokens: int = key(4, "first tokens of each document, which the softmax always sees", at_least(0))
     linear_attention: bool = key(True, "linear attention over the other tokens; False: they are not seen")
-    feature_dim: int = key(64, "P, rows of the feature map of a head, which has 2 P features", at_least(1))
+    feature_dim: int = key(32, "P, rows of the feature map of a head, which has 2 P features", at_least(1))
 
 
 class WindowLinearState(NamedTuple):
@@ -158,7 +158,7 @@ class WindowLinearCore(PlainCore):
         )
         out = self._join(near, sums.reshape(*near.shape[:3], -1))
         after = after.reshape(-1, self.heads, *after.shape[1:])[:, :: self.groups]
-        return sum(out.values()).astype(v.dtype), WindowLinearState(ring, first, after)
+        return (out["local"] + out["global"]).astype(v.dtype), WindowLinearState(ring, first, after)
 
     def step(
         self, pairs: Pairs, v: jax.Array, context: Context, state: WindowLinearState
@@ -189,7 +189,7 @@ class WindowLinearCore(PlainCore):
             return near.astype(v.dtype), after
         features = grouped(self._features(pairs["far"].q_BxHxLxK, self.query_features))
         out = self._join(near, matmul(features, sums).reshape(*near.shape[:3], -1))
-        return sum(out.values()).astype(v.dtype), after
+        return (out["local"] + out["global"]).astype(v.dtype), after
 
     def flops_per_token(self, length: int, causal: bool, heads: int, key_width: int, value_width: int) -> float:
         """Visible pairs of the softmax, the maps to features, and linear attention of the tokens beyond the window."""

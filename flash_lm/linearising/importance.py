@@ -57,9 +57,11 @@ def layer_divergences(
             return jax.lax.cond(number == layer, lambda h: mixer(h, context), apply, h_BxLxD), None
 
         x_BxLxD, _ = scan_layers(bound, inputs, mix, (jnp.arange(bound.num_blocks), stacked))
-        head, weights = bound.head(), batch["loss_mask_BxL"]
+        head: Any = bound.head()
+        weights = batch["loss_mask_BxL"]
         both = x_BxLxD, head.table_VxD, expected_BxLxD, head.table_VxD
-        return distillation(*both, batch["targets_BxL"], weights, 1.0, None, 1, head.cap, head.cap)[1]
+        sums: Any = distillation(*both, batch["targets_BxL"], weights, 1.0, None, 1, head.cap, head.cap)
+        return sums[1]
 
     totals = np.zeros(teacher.config.model.num_layers)
     targets = 0.0

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict
-from ml_collections import ConfigDict
 
 from flash_lm.config.experiment import parse
 from flash_lm.data.slices import SomeRows
@@ -55,7 +54,7 @@ class Linearisation:
 
     model: str
     workdir: pathlib.Path
-    config: ConfigDict
+    config: Any
     given: frozenset[str]
     softmax_layers: int
     rows: int
