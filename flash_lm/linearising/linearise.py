@@ -26,7 +26,7 @@ from flash_lm.inference.model import load_model
 from flash_lm.layers.parameter import parameter_name
 from flash_lm.linearising.importance import layer_divergences, most_important, pattern_of
 from flash_lm.linearising.stages import STAGES
-from flash_lm.runs.hosts import is_first
+from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training.export_folder import write_json
@@ -63,7 +63,8 @@ class Linearisation:
 
     def record(self) -> dict[str, Any]:
         """What decides the result, as JSON: a folder belongs to one such record."""
-        keys = {name: value for name, value in _flat(self.config).items() if name in self.given}
+        # Keys of data and training are checked by the runs of the stages.
+        keys = {k: x for k, x in _flat(self.config).items() if k in self.given and k.startswith("model.")}
         rest = dataclasses.asdict(self) | {"workdir": None, "config": keys, "given": None}
         return json.loads(json.dumps(rest, default=list))
 
@@ -77,8 +78,9 @@ def linearise(asked: Linearisation, should_stop: Callable[[], bool]) -> pathlib.
     """
     _begin(asked)
     student = _convert(asked, asked.model, "linear", asked.config.model.family)
-    frozen = tuple(f"^{re.escape(name)}$" for name in _names(asked.model))
     if asked.tokens["transfer"]:
+        taken = sorted(_names(asked.model) & _names(str(student)))
+        frozen = tuple(f"^{re.escape(name)}$" for name in taken)
         student = _train(asked, "transfer", student, should_stop, {"train.freeze": frozen})
     if asked.softmax_layers:
         teacher_family = _folder(asked.model).config.model.family
@@ -114,18 +116,18 @@ def stage_configs(asked: Linearisation) -> dict[str, Any]:
 def _begin(asked: Linearisation) -> None:
     """Records what is asked for, or checks that the folder was made for it."""
     path, record = asked.workdir / _RECORD, asked.record()
-    if path.exists():
-        known = load_json(path)
-        if other := [key for key, value in record.items() if known.get(key) != value]:
-            raise InputError(
-                f"{asked.workdir} was begun with other values of {', '.join(other)}: see {_RECORD} there, or give "
-                f"another --workdir"
-            )
-    elif asked.workdir.exists() and any(asked.workdir.iterdir()):
+    # As the first host sees the folder, so that all hosts go the same way.
+    known = gather_from_hosts(load_json(path) if path.exists() else None)[0]
+    is_used = gather_from_hosts(asked.workdir.exists() and any(asked.workdir.iterdir()))[0]
+    if known is None and is_used:
         raise InputError(f"{asked.workdir} is not empty, and not of this command: give another --workdir")
-    elif is_first():
-        asked.workdir.mkdir(parents=True, exist_ok=True)
-        write_json(path, record)
+    if other := [key for key, value in record.items() if known and known.get(key) != value]:
+        raise InputError(
+            f"{asked.workdir} was begun with other values of {', '.join(other)}: see {_RECORD} there, or give another "
+            f"--workdir"
+        )
+    if known is None:
+        _write(path, record)
 
 
 def _convert(
@@ -133,13 +135,14 @@ def _convert(
 ) -> pathlib.Path:
     """Converts a model to the family of the student, or to a pattern; the folder of the result."""
     out, name = asked.workdir / folder, download(source)
-    if not out.exists():
+    if not _exists(out):
         config = _with_model(asked, _folder(source).config)
         config.model.update(family=family, pattern=pattern)
         given = asked.given | {"model.family", "model.pattern"}
         converted = convert_model(name, config, given, out)
         if is_first():
             print(describe(name, out, converted))
+        gather_from_hosts(None)  # the first host has written it
     return out
 
 
@@ -165,6 +168,7 @@ def _stage_config(asked: Linearisation, stage: str, start: pathlib.Path | None) 
     config = asked.config.copy_and_resolve_references()
     if start is not None:
         config.model = _folder(str(start)).config.model
+        config.model.param_dtype = asked.config.model.param_dtype  # small updates would be lost in bfloat16
     config.train.update(
         init_from=None if start is None else str(start),
         teacher=asked.model,
@@ -179,7 +183,7 @@ def _stage_config(asked: Linearisation, stage: str, start: pathlib.Path | None) 
 def _softmax_layers(asked: Linearisation, student: pathlib.Path, should_stop: Callable[[], bool]) -> list[int]:
     """The layers that stay softmax: those where the student's token mixer alone changes the distribution most."""
     path = asked.workdir / _LAYERS
-    if path.exists():
+    if _exists(path):
         return load_json(path)["softmax"]
     teacher, other = load_model(download(asked.model)), load_model(student)
     experiment = build_experiment(parse(_stage_config(asked, "distil", student)), KnownCorpus(other.tokenizer))
@@ -191,7 +195,7 @@ def _softmax_layers(asked: Linearisation, student: pathlib.Path, should_stop: Ca
         print(f"KL in nats with {asked.config.model.family} in one layer, on {len(chosen)} sequences:")
         print(", ".join(f"{layer}: {value:.4f}" for layer, value in enumerate(divergences)))
         print(f"softmax stays in layers {', '.join(map(str, kept))}")
-        write_json(path, {"divergences": divergences, "softmax": kept, "sequences": len(chosen)})
+    _write(path, {"divergences": divergences, "softmax": kept, "sequences": len(chosen)})
     return kept
 
 
@@ -206,11 +210,26 @@ def _folder(source: str) -> RunFolder:
     return RunFolder(download(source).workdir)
 
 
-def _names(source: str) -> list[str]:
+def _names(source: str) -> set[str]:
     """The names of the parameters of a model."""
     function = load_model(download(source)).model
     params = function.get_params(function.abstract)
-    return [parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return {parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _exists(path: pathlib.Path) -> bool:
+    """Whether the first host sees a path: all hosts must go the same way."""
+    return gather_from_hosts(path.exists())[0]
+
+
+def _write(path: pathlib.Path, content: Any) -> None:
+    """Writes a JSON file that is there completely or not at all; other hosts wait for the first."""
+    if is_first():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".part")
+        write_json(partial, content)
+        partial.replace(path)
+    gather_from_hosts(None)
 
 
 def _flat(config: Any) -> dict[str, Any]:
