@@ -119,7 +119,7 @@ def test_a_needle_is_found_by_its_digits(data, kind):
 def test_another_tokenizer_is_refused():
     with pytest.raises(InputError, match="a_chat_run and a_text_run have different tokenizers"):
         linearise_measures.about(random_model("chat", keys=KEYS), random_model("text", keys=KEYS))
-    with pytest.raises(InputError, match="--only: typos must be among likelihood, needle"):
+    with pytest.raises(InputError, match="--only: typos must be among layers, likelihood"):
         linearise_measures.main(["--model=a", "--teacher=a", "--data=b", "--out=c", "--only=speed,typos"])
 
 

@@ -37,6 +37,7 @@ EQUAL = {
     "chunk and sums": ("mc_tfm", ZERO),
     "window": ("longformer", WINDOW),
     "window and first tokens": ("longformer", WINDOW | {"window.global_tokens": 3}),
+    "window over everything": ("window_linear", {"num_kv_heads": 2, "window_linear.size": L}),
     "pattern": ("transformer_plus_plus", PATTERN),
     "repeated heads": ("transformer_plus_plus", {"num_kv_heads": 6}),
 }
