@@ -3,7 +3,7 @@
 import argparse
 
 from flash_lm.cli.flags import add_run_flags, parse_run
-from flash_lm.cli.load import load_run_config
+from flash_lm.cli.load import given_keys, load_run_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import any_path
 
@@ -31,8 +31,7 @@ def main(argv: list[str]) -> None:
     name, mesh = parse_run(arguments)
     with report_lost_host():
         raw = load_run_config(name.workdir, overrides)
-        given = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
-        converted = convert_model(name, raw, given, arguments.out, mesh)
+        converted = convert_model(name, raw, given_keys(overrides), arguments.out, mesh)
     if is_first():
         print(describe(name, arguments.out, converted))
 

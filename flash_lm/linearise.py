@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from flash_lm.cli.flags import add_begin_flags, begin
-from flash_lm.cli.load import load_config
+from flash_lm.cli.load import given_keys, load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import count, local_path, positive
 from flash_lm.errors import InputError
@@ -14,6 +14,18 @@ from flash_lm.linearising.stages import STAGES
 _FAMILY = "window_linear"
 # Rows of several windows, one evaluation a stage.
 _DEFAULTS = ("--config.data.length=512", "--config.data.tokens_per_batch=4096", "--config.train.eval_every=0")
+
+# Keys that the stages set, and what to use in their place.
+_OF_STAGES = {
+    "model.pattern": "--softmax_layers",
+    "train.init_from": "--model",
+    "train.teacher": "--model",
+    "train.teacher_loss": "the stages as they are",
+    "train.steps": "--transfer_tokens, --distil_tokens and --plain_tokens",
+    "train.tokens": "--transfer_tokens, --distil_tokens and --plain_tokens",
+    "train.learning_rate": "--transfer_rate, --distil_rate and --plain_rate",
+    "train.freeze": "the stages as they are",
+}
 
 
 def flags() -> argparse.ArgumentParser:
@@ -58,11 +70,17 @@ def main(argv: list[str]) -> None:
     arguments, overrides = flags().parse_known_args(argv)
     from flash_lm.linearising.linearise import Linearisation, linearise
     from flash_lm.runs.hosts import is_first
+    from flash_lm.runs.lost_hosts import report_lost_host
+    from flash_lm.training.hub import download
     from flash_lm.training.interrupt import stop_on_signal
 
-    given = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
+    given = given_keys(overrides)
+    if wrong := sorted(given & _OF_STAGES.keys()):
+        raise InputError.of(f"--config.{key} is set by the stages: use {_OF_STAGES[key]}" for key in wrong)
+    if arguments.plan is not None and arguments.hosts:
+        raise InputError("--plan is made by one process: leave --hosts out, and give --plan=CHIP:COUNT")
     family = [] if given & {"model.family"} else [f"--config.model.family={_FAMILY}"]
-    config: Any = load_config(f"{arguments.model}:text", [*_DEFAULTS, *family, *overrides])
+    config: Any = load_config(f"{download(arguments.model).workdir}:text", [*_DEFAULTS, *family, *overrides])
     layers = config.model.num_layers // 5 if arguments.softmax_layers is None else arguments.softmax_layers
     if not 0 <= layers < config.model.num_layers:
         raise InputError(f"--softmax_layers={layers} must be from 0 to {config.model.num_layers - 1}, fewer than all")
@@ -80,7 +98,7 @@ def main(argv: list[str]) -> None:
         return _print_plan(asked, arguments.plan)
     begin(arguments)
     logging.getLogger("flash_lm").setLevel(logging.WARNING)  # else every stage would log the corpus
-    with stop_on_signal() as should_stop:
+    with report_lost_host(), stop_on_signal() as should_stop:
         last = linearise(asked, should_stop)
     if is_first():
         print(f"{last}: a --workdir for evaluate, generate, serve and export")
@@ -100,7 +118,9 @@ def _print_plan(asked: Any, target: str) -> None:
     devices = parse_target(target)
     for name, config in stage_configs(asked).items():
         print(f"{name}: {STAGES[name].about}")
-        print(plan_text(make_plan(plan_config(config, asked.workdir / name, devices.count), devices)), end="\n\n")
+        print(
+            plan_text(make_plan(plan_config(config, asked.workdir / "plan" / name, devices.count), devices)), end="\n\n"
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from flax import nnx
 
 from benchmarks.pretrained.held_out import HeldOut
 from flash_lm.inference.model import TrainedModel
-from flash_lm.models.layer_pairs import mixer_of, scan_layers
+from flash_lm.models.layer_pairs import mixer_of, walk_layers
 from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.runs.jsonl import Line
 from flash_lm.training.train_state import Params
@@ -38,7 +38,7 @@ def measure_layers(model: TrainedModel, teacher: TrainedModel, text: HeldOut, ro
             error = jnp.square(mixer(h_BxLxD, context) - y_BxLxD).sum()
             return y_BxLxD, {"error": error, "output": jnp.square(y_BxLxD).sum(), "share": far.mean()}
 
-        return scan_layers(teacher.model.bind(teacher_params), inputs, mix, stacked)[1]
+        return walk_layers(teacher.model.bind(teacher_params), inputs, mix, stacked)[1]
 
     with jax.set_mesh(model.mesh):
         ids = text.passages(teacher.tokenizer, rows, length)[:, :-1]

@@ -48,7 +48,6 @@ from flash_lm.errors import RunError
 from flash_lm.inference.model import load_model
 from flash_lm.linearising.importance import pattern_of
 from flash_lm.linearising.stages import STAGES
-from flash_lm.runs.json_file import load_json
 from flash_lm.runs.jsonl import Line, append_jsonl, read_jsonl
 from flash_lm.runs.provenance import provenance
 from flash_lm.training.export_folder import flatten_arrays, write_export
@@ -83,11 +82,13 @@ class Student:
     Attributes:
         make: makes its folder, from the model's and the folder of all students.
         folder: its folder in that folder.
+        runs: the runs whose training is in it.
         measures: flags of `linearise_measures`, a call each.
     """
 
     make: Callable[["Settings"], None]
     folder: str
+    runs: Sequence[str] = ()
     measures: Sequence[Sequence[str]] = (_LIKELIHOOD,)
 
 
@@ -110,6 +111,8 @@ class Settings:
 
     def convert(self, source: str, out: str, **keys: object) -> None:
         """Converts a model; `keys` are those of config.model, with __ for the dot of a section."""
+        if (self.folder / out).exists():
+            return
         words = [f"--config.model.{key.replace('__', '.')}={value}" for key, value in keys.items()]
         _run("flash_lm.convert", f"--model={source}", f"--out={self.folder / out}", *words)
 
@@ -149,12 +152,13 @@ def students() -> dict[str, Student]:
         "floor": Student(
             lambda s: s.convert(s.model, "floor", **window, window_linear__size=FLOOR_WINDOW),
             "floor",
-            (_LIKELIHOOD, _LAYERS),
+            measures=(_LIKELIHOOD, _LAYERS),
         ),
         # The first seed goes on to the hybrid.
         "hybrid": Student(
             lambda s: s.linearise(hybrid, SEEDS[0], s.distil_tokens, SOFTMAX_LAYERS),
             f"{hybrid}/distil",
+            (f"{hybrid}/transfer", f"{hybrid}/distil"),
             (_LIKELIHOOD, _USE),
         ),
     }
@@ -162,17 +166,20 @@ def students() -> dict[str, Student]:
         rows[f"transfer {seed}"] = Student(
             lambda s, seed=seed: s.linearise(f"seed_{seed}", seed, 0, 0),
             f"seed_{seed}/transfer",
+            (f"seed_{seed}/transfer",),
             (_LIKELIHOOD, _LAYERS),
         )
     one = f"{hybrid}/transfer"
     rows |= {
-        "knock-out": Student(lambda s: s.convert(str(s.folder / one), "knock_out", **window), "knock_out"),
-        "all": Student(lambda s: s.distil(one, "all"), "all", (_LIKELIHOOD, _USE)),
+        "knock-out": Student(lambda s: s.convert(str(s.folder / one), "knock_out", **window), "knock_out", (one,)),
+        "all": Student(lambda s: s.distil(one, "all"), "all", (one, "all"), (_LIKELIHOOD, _USE)),
         "all, knock-out": Student(
-            lambda s: s.convert(str(s.folder / "all"), "all_knock_out", **window), "all_knock_out"
+            lambda s: s.convert(str(s.folder / "all"), "all_knock_out", **window), "all_knock_out", (one, "all")
         ),
-        "trained floor": Student(lambda s: s.distil("floor", "trained_floor"), "trained_floor", (_LIKELIHOOD, _USE)),
-        "hybrid, not distilled": Student(lambda s: None, f"{hybrid}/mixed"),
+        "trained floor": Student(
+            lambda s: s.distil("floor", "trained_floor"), "trained_floor", ("trained_floor",), (_LIKELIHOOD, _USE)
+        ),
+        "hybrid, not distilled": Student(lambda s: None, f"{hybrid}/mixed", (one,)),
     }
     for name, layers in {"every fifth": range(2, 30, 5), "random": (2, 9, 16, 19, 22, 29)}.items():
         folder, pattern = f"mixed_{name.replace(' ', '_')}", pattern_of(layers, 30, FAMILIES)
@@ -181,8 +188,9 @@ def students() -> dict[str, Student]:
                 str(s.folder / one), folder, family=FAMILIES[0], pattern=",".join(pattern)
             ),
             folder,
+            (one,),
         )
-    rows["control"] = Student(_control, "control")
+    rows["control"] = Student(_control, "control", (one, "control"))
     return rows
 
 
@@ -220,52 +228,50 @@ def main(argv: list[str]) -> None:
     flags = parser.parse_args(argv)
     settings = Settings(flags.model, flags.data, flags.folder, flags.transfer_tokens, flags.distil_tokens)
     about = provenance(jax.devices()[0].device_kind)
-    measure(settings, "teacher", flags.model, (_USE,), flags.out)
-    for name in flags.students.split(";"):
-        student = students()[name]
-        folder = flags.folder / student.folder
-        if not (folder / "config.json").exists():
-            student.make(settings)
-        measure(settings, name, str(folder), student.measures, flags.out)
-    if flags.students != parser.get_default("students"):
-        return
-    for line in verdicts([x for x in read_jsonl(flags.out) if "student" in x]):
-        append_jsonl(flags.out, [line | about])
+    measure(
+        settings,
+        "teacher",
+        Student(lambda s: None, str(pathlib.Path(flags.model).resolve()), measures=(_USE,)),
+        flags.out,
+    )
+    for name in filter(None, flags.students.split(";")):
+        measure(settings, name, students()[name], flags.out)
+    lines = read_jsonl(flags.out)
+    known = [line["verdict"] for line in lines if "verdict" in line]
+    for line in verdicts([x for x in lines if "student" in x]):
+        if line["verdict"] not in known:
+            append_jsonl(flags.out, [line | about])
         print(f"{line['verdict']}: {line['value']:.3f}, asked for {line['asked']}: {line['holds']}")
 
 
-def measure(settings: Settings, name: str, folder: str, calls: Sequence[Sequence[str]], out: pathlib.Path) -> None:
-    """Appends the lines of a student's measures, with its name, that are not there yet."""
-    for words in calls:
+def measure(settings: Settings, name: str, student: Student, out: pathlib.Path) -> None:
+    """Makes a student, and appends the lines of its measures that are not there yet."""
+    folder = settings.folder / student.folder
+    for words in student.measures:
         only = words[0].removeprefix("--only=").split()
-        known = [x for x in (read_jsonl(out) if out.exists() else []) if x.get("student") == name]
-        if {x["measure"] for x in known} >= set(only):
+        lines = read_jsonl(out) if out.exists() else []
+        if {x["measure"] for x in lines if x.get("student") == name} >= set(only):
             continue
+        student.make(settings)  # returns at once, if it was made
         new = settings.folder / "measured.jsonl"
         new.unlink(missing_ok=True)
         flags = f"--model={folder}", f"--teacher={settings.model}", f"--data={settings.data}", f"--out={new}", *words
         _run("benchmarks.pretrained.linearise_measures", *flags)
-        append_jsonl(out, [{"student": name} | _training(pathlib.Path(folder)) | x for x in read_jsonl(new)])
+        about = {"student": name, **_training([settings.folder / run for run in student.runs])}
+        append_jsonl(out, [about | line for line in read_jsonl(new)])
 
 
-def _training(folder: pathlib.Path) -> Line:
-    """The tokens and seconds that training took in all stages before a folder, and the layers that stay softmax."""
-    tokens, seconds, chosen = 0, 0.0, folder.parent / "layers.json"
-    for stage in ([folder.parent / name for name in STAGES] if chosen.exists() else []) + [folder]:
-        log = stage / "metrics.jsonl"
-        if stage == folder or (log.exists() and folder.name != "transfer"):
-            steps = [x for x in (read_jsonl(log) if log.exists() else []) if "step_ms" in x]
-            tokens += sum(x.get("tokens", 0) for x in steps)
-            seconds += sum(x["step_ms"] for x in steps) / 1000
-    softmax = {"softmax_layers": load_json(chosen)["softmax"]} if chosen.exists() and folder.name != "transfer" else {}
-    return {"trained_tokens": tokens, "train_seconds": seconds} | softmax
+def _training(runs: Sequence[pathlib.Path]) -> Line:
+    """The tokens and seconds of the steps of some runs, together."""
+    steps = [x for run_ in runs for x in read_jsonl(run_ / "metrics.jsonl") if "step_ms" in x]
+    return {
+        "trained_tokens": sum(x["tokens"] for x in steps),
+        "train_seconds": sum(x["step_ms"] for x in steps) / 1000,
+    }
 
 
 def verdicts(lines: Sequence[Line]) -> Iterator[Line]:
-    """A line for each threshold, from the lines of all measures.
-
-    The value of a verdict is compared with the number asked for in the way that `asked` says.
-    """
+    """A line for each threshold whose students are measured: the value is compared with a number as `asked` says."""
 
     def ratio(student: str, other: str | None = None, first: int = 0) -> float:
         """Perplexity on wiki from a position on, over another student's; None: over the teacher's."""
@@ -280,38 +286,51 @@ def verdicts(lines: Sequence[Line]) -> Iterator[Line]:
         ]
         return value
 
-    errors = [of(f"transfer {seed}", "layers", "mean_error", text="wiki") for seed in SEEDS]
+    error = lambda name: of(name, "layers", "mean_error", text="wiki")
+    errors = lambda: max(error(f"transfer {seed}") for seed in SEEDS)
     generated = lambda key: of("hybrid", "generation", key, text="wiki")
-    wide = {"context": 8192, "rows": 8}
-    of_teacher = lambda name, measure_, key, **where: (
-        of(name, measure_, key, **where) / of("teacher", measure_, key, **where)
-    )
+    one_row, wide = {"context": 8192, "rows": 1}, {"context": 8192, "rows": 8}
+
+    def of_teacher(name: str, measure_: str, key: str, **where: object) -> float:
+        ours, theirs = (of(student, measure_, key, **where) for student in (name, "teacher"))
+        return ours / theirs if theirs else float("nan")
+
     most, least = "at most", "at least"
-    floor = of("floor", "layers", "mean_error", text="wiki")
-    rows: list[tuple[str, float, str, str]] = [
-        ("T1", max(errors), most, "T1"),
-        ("T1, against the floor", max(errors) / floor, most, "T1 floor"),
-        ("T2a", ratio("hybrid"), most, "T2a"),
-        ("T2b", ratio("all"), most, "T2b"),
-        *((f"T3, seed {seed}", ratio(f"transfer {seed}", "floor", FAR), most, "T3") for seed in SEEDS),
-        ("T3, distilled", ratio("all", "trained floor", FAR), most, "T3"),
+    rows: list[tuple[str, Callable[[], float], str, str]] = [
+        ("T1", errors, most, "T1"),
+        ("T1, against the floor", lambda: errors() / error("floor"), most, "T1 floor"),
+        ("T2a", lambda: ratio("hybrid"), most, "T2a"),
+        ("T2b", lambda: ratio("all"), most, "T2b"),
+        *(
+            (f"T3, seed {seed}", lambda seed=seed: ratio(f"transfer {seed}", "floor", FAR), most, "T3")
+            for seed in SEEDS
+        ),
+        ("T3, distilled", lambda: ratio("all", "trained floor", FAR), most, "T3"),
         (
             "T4, perplexity under the teacher",
-            generated("perplexity_under_teacher") / generated("teacher_perplexity_under_teacher"),
+            lambda: generated("perplexity_under_teacher") / generated("teacher_perplexity_under_teacher"),
             most,
             "T4 perplexity",
         ),
-        ("T4, questions", of_teacher("hybrid", "questions", "right"), least, "T4 questions"),
-        ("T5", of_teacher("hybrid", "needle", "accuracy", length=1024), least, "T5"),
-        ("T6, all", of_teacher("all", "speed", "state_bytes", context=8192, rows=1), most, "T6 all"),
-        ("T6, hybrid", of_teacher("hybrid", "speed", "state_bytes", context=8192, rows=1), most, "T6 hybrid"),
-        ("T7, all", of_teacher("all", "speed", "tokens_per_second", **wide), least, "T7"),
-        ("T7, hybrid", of_teacher("hybrid", "speed", "tokens_per_second", **wide), least, "T7"),
-        ("alive after the transfer", ratio("knock-out", "transfer 1", FAR), least, "alive"),
-        ("alive after distillation", ratio("all, knock-out", "all", FAR), least, "alive"),
-        ("control", ratio("control", "all"), least, "control"),
+        ("T4, questions", lambda: of_teacher("hybrid", "questions", "right"), least, "T4 questions"),
+        ("T5", lambda: of_teacher("hybrid", "needle", "accuracy", length=1024), least, "T5"),
+        *(
+            (f"T6, {name}", lambda name=name: of_teacher(name, "speed", "state_bytes", **one_row), most, f"T6 {name}")
+            for name in ("all", "hybrid")
+        ),
+        *(
+            (f"T7, {name}", lambda name=name: of_teacher(name, "speed", "tokens_per_second", **wide), least, "T7")
+            for name in ("all", "hybrid")
+        ),
+        ("alive after the transfer", lambda: ratio("knock-out", "transfer 1", FAR), least, "alive"),
+        ("alive after distillation", lambda: ratio("all, knock-out", "all", FAR), least, "alive"),
+        ("control", lambda: ratio("control", "all"), least, "control"),
     ]
-    for name, value, kind, key in rows:
+    for name, compute, kind, key in rows:
+        try:
+            value = compute()
+        except ValueError:  # a student is not measured
+            continue
         holds = value <= THRESHOLDS[key] if kind == most else value >= THRESHOLDS[key]
         yield {"verdict": name, "value": value, "asked": f"{kind} {THRESHOLDS[key]:.3g}", "holds": bool(holds)}
 

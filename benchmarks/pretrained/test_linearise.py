@@ -111,3 +111,10 @@ def test_verdicts():
     assert (holds["T6, all"], holds["T6, hybrid"], holds["T7, all"], holds["T7, hybrid"]) == (True, True, True, False)
     assert not holds["alive after distillation"] and holds["control"]
     assert by_name["alive after distillation"]["asked"] == f"at least {THRESHOLDS['alive']:.3g}"
+    # What is not measured has no verdict; a teacher that finds nothing decides nothing.
+    some = [x for x in lines_of(known) if x["student"] not in ("control", "transfer 2")]
+    for line in some:
+        line.update({"accuracy": 0.0} if line["measure"] == "needle" else {})
+    by_name = {line["verdict"]: line for line in verdicts(some)}
+    assert not by_name.keys() & {"control", "T1", "T3, seed 2"} and "T3, seed 1" in by_name
+    assert np.isnan(by_name["T5"]["value"]) and not by_name["T5"]["holds"]

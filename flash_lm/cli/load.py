@@ -206,11 +206,16 @@ def _names(text: str) -> tuple[str, ...]:
         return ()  # `override` reports it
 
 
+def given_keys(overrides: list[str]) -> set[str]:
+    """The keys that command-line words such as --config.model.num_layers=4 set."""
+    return {word.partition("=")[0].removeprefix("--config.") for word in overrides}
+
+
 def _report_unread(config: Any, overrides: list[str]) -> None:
     """Logs the overridden keys that have no effect."""
     from flash_lm.families.family import unused_keys  # noqa: PLC0415 (slow to import)
 
-    by_hand = {word.partition("=")[0].removeprefix("--config.") for word in overrides}
+    by_hand = given_keys(overrides)
     # Keys of families that the model does not have.
     families = config.model.pattern or (config.model.family,)
     encoder = config.model.encoder.family

@@ -81,6 +81,8 @@ def fill_from_source(raw: Any, source: ModelConfig, given: Collection[str]) -> A
     """
     raw = raw.copy_and_resolve_references()
     raw.model.vocab_size = source.vocab_size
+    if "model.family" in given and "model.pattern" not in given:
+        raw.model.pattern = ()  # all layers are to be of this family
     unread = unused_keys(raw.model.pattern or (raw.model.family,))
     open_keys = [one.name for one in keys(ModelConfig, "model.") if one.about["open"] and one.name not in given]
     # Keys of the source that no layer of the target reads, such as the number of its heads of keys.

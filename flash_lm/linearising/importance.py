@@ -11,7 +11,7 @@ from flax import nnx
 from flash_lm.data.packing import Rows
 from flash_lm.errors import Stopped
 from flash_lm.inference.model import TrainedModel
-from flash_lm.models.layer_pairs import mixer_of, scan_layers
+from flash_lm.models.layer_pairs import mixer_of, walk_layers
 from flash_lm.ops.distillation import distillation
 from flash_lm.training.forward import Batch, inputs_of
 from flash_lm.training.train_state import Params
@@ -34,7 +34,7 @@ def layer_divergences(
         should_stop: called before each layer.
 
     Raises:
-        Stopped: `should_stop` returned true; nothing is kept.
+        Stopped: `should_stop` returned true; what was computed is lost.
     """
 
     @jax.jit
@@ -56,7 +56,7 @@ def layer_divergences(
             mixer = mixer_of(nnx.merge(graph, parameters), other.config.family).sublayer
             return jax.lax.cond(number == layer, lambda h: mixer(h, context), apply, h_BxLxD), None
 
-        x_BxLxD, _ = scan_layers(bound, inputs, mix, (jnp.arange(bound.num_blocks), stacked))
+        x_BxLxD, _ = walk_layers(bound, inputs, mix, (jnp.arange(bound.num_blocks), stacked))
         head: Any = bound.head()
         weights = batch["loss_mask_BxL"]
         both = x_BxLxD, head.table_VxD, expected_BxLxD, head.table_VxD

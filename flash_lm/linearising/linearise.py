@@ -8,7 +8,6 @@ WORKDIR/plain     all parameters learn the text, without the teacher
 """
 
 import dataclasses
-import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -18,9 +17,12 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from flash_lm.config.experiment import parse
+from flash_lm.config.model import ModelConfig
 from flash_lm.data.slices import SomeRows
 from flash_lm.data.token_cache import KnownCorpus
+from flash_lm.data.tokenizers import load_tokenizer
 from flash_lm.errors import InputError, Stopped
+from flash_lm.families.family import complete
 from flash_lm.inference.convert import convert_model, describe, fill_from_source
 from flash_lm.inference.model import load_model
 from flash_lm.layers.parameter import parameter_name
@@ -29,10 +31,13 @@ from flash_lm.linearising.stages import STAGES
 from flash_lm.runs.hosts import gather_from_hosts, is_first
 from flash_lm.runs.json_file import load_json
 from flash_lm.runs.run_folder import RunFolder
+from flash_lm.training.checkpoint_read import fingerprint
 from flash_lm.training.export_folder import write_json
 from flash_lm.training.hub import download
+from flash_lm.training.load_weights import model_without_weights
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train
+from flash_lm.training.train_state import ModelFunction
 
 _RECORD, _LAYERS = "linearise.json", "layers.json"
 
@@ -61,32 +66,25 @@ class Linearisation:
     tokens: Mapping[str, int]
     rates: Mapping[str, float]
 
-    def record(self) -> dict[str, Any]:
-        """What decides the result, as JSON: a folder belongs to one such record."""
-        # Keys of data and training are checked by the runs of the stages.
-        keys = {k: x for k, x in _flat(self.config).items() if k in self.given and k.startswith("model.")}
-        rest = dataclasses.asdict(self) | {"workdir": None, "config": keys, "given": None}
-        return json.loads(json.dumps(rest, default=list))
-
 
 def linearise(asked: Linearisation, should_stop: Callable[[], bool]) -> pathlib.Path:
     """Runs all stages, or goes on where they stopped; returns the folder of the last one.
 
     Raises:
-        InputError: the folder belongs to another command, or the model cannot be converted.
-        Stopped: `should_stop` returned true; all is saved.
+        InputError: something is wrong that can be known before, and nothing is written; or the folder was begun with
+            another teacher or other keys.
+        Stopped: `should_stop` returned true; the same call goes on.
     """
+    family, new = _check(asked)
     _begin(asked)
     student = _convert(asked, asked.model, "linear", asked.config.model.family)
     if asked.tokens["transfer"]:
-        taken = sorted(_names(asked.model) & _names(str(student)))
-        frozen = tuple(f"^{re.escape(name)}$" for name in taken)
+        frozen = tuple(f"^{re.escape(name)}$" for name in sorted(_shapes(_read(str(student))[1]).keys() - new))
         student = _train(asked, "transfer", student, should_stop, {"train.freeze": frozen})
     if asked.softmax_layers:
-        teacher_family = _folder(asked.model).config.model.family
         kept = _softmax_layers(asked, student, should_stop)
-        pattern = pattern_of(kept, asked.config.model.num_layers, (teacher_family, asked.config.model.family))
-        student = _convert(asked, str(student), "mixed", teacher_family, pattern)
+        pattern = pattern_of(kept, asked.config.model.num_layers, (family, asked.config.model.family))
+        student = _convert(asked, str(student), "mixed", family, pattern)
     for stage in ("distil", "plain"):
         if asked.tokens[stage]:
             student = _train(asked, stage, student, should_stop)
@@ -96,13 +94,13 @@ def linearise(asked: Linearisation, should_stop: Callable[[], bool]) -> pathlib.
 def stage_configs(asked: Linearisation) -> dict[str, Any]:
     """The configs of the training stages for a plan: as they will be, but with new parameters.
 
-    With layers that stay softmax the plan is for every n-th of them.
+    With layers that stay softmax the plan is for layers at equal distances.
     """
-    model, layers = load_model(download(asked.model)).config.model, asked.config.model.num_layers
+    model, layers = _read(asked.model)[0], asked.config.model.num_layers
     pattern: tuple[str, ...] = ()
     if asked.softmax_layers:
-        every = [round((i + 0.5) * layers / asked.softmax_layers) for i in range(asked.softmax_layers)]
-        pattern = pattern_of(every, layers, (model.family, asked.config.model.family))
+        kept = [int((i + 0.5) * layers / asked.softmax_layers) for i in range(asked.softmax_layers)]
+        pattern = pattern_of(kept, layers, (model.family, asked.config.model.family))
     configs = {}
     for stage in STAGES:
         if asked.tokens[stage]:
@@ -113,20 +111,64 @@ def stage_configs(asked: Linearisation) -> dict[str, Any]:
     return configs
 
 
+def _check(asked: Linearisation) -> tuple[str, set[str]]:
+    """Checks all that can be known before anything is written.
+
+    Returns:
+        The teacher's family, and the names of the student's new parameters.
+
+    Raises:
+        InputError: what was asked for cannot be done.
+    """
+    teacher, function = _read(asked.model)
+    config = asked.config.model
+    if teacher.pattern:
+        raise InputError(
+            f"--model={asked.model} has layers of several families ({', '.join(teacher.pattern)}): give a model whose "
+            f"layers are all alike"
+        )
+    for stage in STAGES:
+        if asked.tokens[stage]:
+            parse(_stage_config(asked, stage, None))  # raises, with every problem
+    # The student's parameters, as the conversion will make them.
+    raw = fill_from_source(_student_config(asked, asked.model, config.family), teacher, asked.given)
+    theirs, ours = _shapes(function), _shapes(ModelFunction(complete(parse(raw).model), seed=0))
+    new = ours.keys() - theirs.keys()
+    if asked.tokens["transfer"] and not new:
+        raise InputError(f"{config.family} has no new parameters, so nothing to transfer: give --transfer_tokens=0")
+    options = raw.model.window_linear
+    reach = options.size + options.first_tokens
+    if asked.tokens["transfer"] and config.family == "window_linear" and asked.config.data.length <= reach:
+        raise InputError(
+            f"data.length={asked.config.data.length} has no tokens beyond the window and the first tokens, {reach}: "
+            f"give longer rows, or a smaller model.window_linear.size"
+        )
+    if other := [name for name, shape in theirs.items() if ours.get(name) != shape] if asked.softmax_layers else []:
+        raise InputError(
+            f"--softmax_layers={asked.softmax_layers}: {config.family} does not keep {', '.join(other)} as the teacher "
+            f"has them, so its layers cannot become softmax again: give --softmax_layers=0, or another family"
+        )
+    return teacher.family, new
+
+
 def _begin(asked: Linearisation) -> None:
-    """Records what is asked for, or checks that the folder was made for it."""
-    path, record = asked.workdir / _RECORD, asked.record()
+    """Records what a folder is for, or checks that it was begun for the same."""
+    path = asked.workdir / _RECORD
+    keys = {k: x for k, x in _flat(asked.config).items() if k in asked.given and k.startswith("model.")}
+    record = {"teacher": _fingerprint(asked), "seed": asked.config.seed, **{k: repr(x) for k, x in keys.items()}}
     # As the first host sees the folder, so that all hosts go the same way.
     known = gather_from_hosts(load_json(path) if path.exists() else None)[0]
-    is_used = gather_from_hosts(asked.workdir.exists() and any(asked.workdir.iterdir()))[0]
-    if known is None and is_used:
+    names = [one.name for one in asked.workdir.iterdir()] if asked.workdir.is_dir() else []
+    used = gather_from_hosts([name for name in names if name != _RECORD and not name.startswith(".")])[0]
+    if known is None and used:
         raise InputError(f"{asked.workdir} is not empty, and not of this command: give another --workdir")
-    if other := [key for key, value in record.items() if known and known.get(key) != value]:
+    before = known or {}
+    if other := [key for key in record.keys() | before.keys() if used and before.get(key) != record.get(key)]:
         raise InputError(
-            f"{asked.workdir} was begun with other values of {', '.join(other)}: see {_RECORD} there, or give another "
+            f"{asked.workdir} was begun with other values of {', '.join(sorted(other))}: give those, or another "
             f"--workdir"
         )
-    if known is None:
+    if not used:  # nothing was made yet
         _write(path, record)
 
 
@@ -136,10 +178,9 @@ def _convert(
     """Converts a model to the family of the student, or to a pattern; the folder of the result."""
     out, name = asked.workdir / folder, download(source)
     if not _exists(out):
-        config = _with_model(asked, _folder(source).config)
-        config.model.update(family=family, pattern=pattern)
         given = asked.given | {"model.family", "model.pattern"}
-        converted = convert_model(name, config, given, out)
+        config = _student_config(asked, source, family, pattern)
+        converted = convert_model(name, config, given, out, asked.config.mesh.shape)
         if is_first():
             print(describe(name, out, converted))
         gather_from_hosts(None)  # the first host has written it
@@ -153,6 +194,7 @@ def _train(
     should_stop: Callable[[], bool],
     keys: Mapping[str, Any] | None = None,
 ) -> pathlib.Path:
+    """Trains a stage, or what is left of it; the folder of its run."""
     folder = asked.workdir / stage
     if is_first():
         print(f"{stage}: {STAGES[stage].about}, {asked.tokens[stage]:,} tokens")
@@ -183,13 +225,22 @@ def _stage_config(asked: Linearisation, stage: str, start: pathlib.Path | None) 
 def _softmax_layers(asked: Linearisation, student: pathlib.Path, should_stop: Callable[[], bool]) -> list[int]:
     """The layers that stay softmax: those where the student's token mixer alone changes the distribution most."""
     path = asked.workdir / _LAYERS
-    if _exists(path):
-        return load_json(path)["softmax"]
-    teacher, other = load_model(download(asked.model)), load_model(student)
+    known = gather_from_hosts(load_json(path) if path.exists() else None)[0]
+    if known is not None:
+        if len(known["softmax"]) != asked.softmax_layers:
+            raise InputError(
+                f"{path} has {len(known['softmax'])} softmax layers, and --softmax_layers={asked.softmax_layers}: give "
+                f"as many, or another --workdir"
+            )
+        return known["softmax"]
+    mesh = asked.config.mesh.shape
+    teacher, other = load_model(download(asked.model), mesh_shape=mesh), load_model(student, mesh_shape=mesh)
     experiment = build_experiment(parse(_stage_config(asked, "distil", student)), KnownCorpus(other.tokenizer))
     rows = experiment.evaluation_rows("validation")
     chosen = SomeRows(rows, range(0, len(rows), max(len(rows) // asked.rows, 1))[: asked.rows])
-    divergences = layer_divergences(teacher, other, chosen, should_stop=should_stop)
+    # All hosts stop, if one of them is asked to.
+    one_should_stop = lambda: any(gather_from_hosts(should_stop()))
+    divergences = layer_divergences(teacher, other, chosen, should_stop=one_should_stop)
     kept = most_important(divergences, asked.softmax_layers)
     if is_first():
         print(f"KL in nats with {asked.config.model.family} in one layer, on {len(chosen)} sequences:")
@@ -199,10 +250,12 @@ def _softmax_layers(asked: Linearisation, student: pathlib.Path, should_stop: Ca
     return kept
 
 
-def _with_model(asked: Linearisation, raw: Any) -> Any:
-    """The config of a model's folder with the user's keys of the model."""
-    config, flat = raw.copy_and_resolve_references(), _flat(asked.config)
+def _student_config(asked: Linearisation, source: str, family: str, pattern: tuple[str, ...] = ()) -> Any:
+    """The config of a model's folder in another family or pattern, with the user's keys of the model."""
+    config, flat = _folder(source).config.copy_and_resolve_references(), _flat(asked.config)
     config.update_from_flattened_dict({k: v for k, v in flat.items() if k in asked.given and k.startswith("model.")})
+    config.model.update(family=family, pattern=pattern)
+    config.seed = asked.config.seed
     return config
 
 
@@ -210,11 +263,24 @@ def _folder(source: str) -> RunFolder:
     return RunFolder(download(source).workdir)
 
 
-def _names(source: str) -> set[str]:
-    """The names of the parameters of a model."""
-    function = load_model(download(source)).model
-    params = function.get_params(function.abstract)
-    return {parameter_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)}
+def _read(source: str) -> tuple[ModelConfig, ModelFunction]:
+    """The complete config of a model, and the model without its parameters."""
+    name = download(source)
+    config, function = model_without_weights(
+        name, parse(RunFolder(name.workdir).config), load_tokenizer(name.workdir / "tokenizer")
+    )
+    return config.model, function
+
+
+def _shapes(function: ModelFunction) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parameters by name."""
+    leaves = jax.tree_util.tree_leaves_with_path(function.get_params(function.abstract))
+    return {parameter_name(path): x.shape for path, x in leaves}
+
+
+def _fingerprint(asked: Linearisation) -> str:
+    """The identity of the teacher's parameters, wherever its folder is."""
+    return fingerprint(load_model(download(asked.model), mesh_shape=asked.config.mesh.shape).params)
 
 
 def _exists(path: pathlib.Path) -> bool:
@@ -226,7 +292,7 @@ def _write(path: pathlib.Path, content: Any) -> None:
     """Writes a JSON file that is there completely or not at all; other hosts wait for the first."""
     if is_first():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
+        partial = path.with_name(f".{path.name}")
         write_json(partial, content)
         partial.replace(path)
     gather_from_hosts(None)

@@ -18,7 +18,7 @@ def mixer_of(block: Block, family: str) -> Residual:
     return block.residuals()[FAMILIES[family].mixer]
 
 
-def scan_layers(
+def walk_layers(
     model: LanguageModel,
     inputs: ModelInputs,
     mix: Callable[[Callable[[jax.Array], jax.Array], jax.Array, Any], tuple[jax.Array, Any]],

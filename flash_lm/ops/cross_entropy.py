@@ -89,7 +89,7 @@ def token_scores(
 
     def body(i, scores):
         x_PxNxD, targets_PxN = (slices.take(x, i) for x in cut)
-        logits_PxNxV = _logits(x_PxNxD, table, cap)
+        logits_PxNxV = slice_logits(x_PxNxD, table, cap)
         log_z_PxN = jax.nn.logsumexp(logits_PxNxV, axis=-1)
         target_logit_PxN = jnp.take_along_axis(logits_PxNxV, targets_PxN[..., None], axis=-1)[..., 0]
         is_hit_PxN = (logits_PxNxV.argmax(axis=-1) == targets_PxN).astype(jnp.float32)
@@ -106,12 +106,14 @@ def soft_capped(x: jax.Array, cap: float) -> jax.Array:
     return cap * jnp.tanh(x / cap) if cap else x
 
 
-def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+def product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """An einsum with float32 sums and results."""
     return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
 
-def _logits(x_PxNxD: jax.Array, table_VxD: jax.Array, cap: float) -> jax.Array:
-    return soft_capped(_product("pnd,vd->pnv", x_PxNxD, table_VxD), cap)
+def slice_logits(x_PxNxD: jax.Array, table_VxD: jax.Array, cap: float) -> jax.Array:
+    """The logits of a slice of tokens, P×N×V float32."""
+    return soft_capped(product("pnd,vd->pnv", x_PxNxD, table_VxD), cap)
 
 
 def _forward(features_BxLxD, table_VxD, targets_BxL, weights_BxL, chunk, parts, z_loss, cap, smoothing, few_targets):
@@ -155,7 +157,7 @@ def _sum(
         # Logits and log Z of one slice of tokens.
         total_P, z_P, smoothing_P, d_table_PxDxV, d_features_BxGxSxD = carry
         x_PxNxD, targets_PxN, weights_PxN = (slices.take(x, i) for x in cut)
-        logits_PxNxV = _logits(x_PxNxD, table, cap)
+        logits_PxNxV = slice_logits(x_PxNxD, table, cap)
         top_PxNx1 = logits_PxNxV.max(axis=-1, keepdims=True)
         exponentials_PxNxV = jnp.exp(logits_PxNxV - top_PxNx1)
         denominator_PxNx1 = exponentials_PxNxV.sum(axis=-1, keepdims=True)
@@ -188,8 +190,8 @@ def _sum(
             d_logits_PxNxV *= 1 - jnp.square(logits_PxNxV / cap)
         # Gradients of the table, summed, and of the features of this slice.
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
-        d_table_PxDxV += _product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)  # on CPUs faster than its transpose
-        d_x_PxNxD = _product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
+        d_table_PxDxV += product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)  # on CPUs faster than its transpose
+        d_x_PxNxD = product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
         d_features_BxGxSxD = slices.put(d_features_BxGxSxD, d_x_PxNxD, i)
         return total_P, z_P, smoothing_P, d_table_PxDxV, d_features_BxGxSxD
 

@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from flash_lm.ops.cross_entropy import soft_capped
+from flash_lm.ops.cross_entropy import product, slice_logits
 from flash_lm.ops.on_mesh import gather_table, sum_parts
 from flash_lm.ops.token_slices import TokenSlices
 
@@ -93,9 +93,9 @@ def _sums(
         # Log-probabilities of one slice of tokens.
         total_P, divergence_P, d_table_PxDxV, d_features_BxGxSxD = carry
         x_PxNxD, teacher_PxNxD, targets_PxN, weights_PxN = (slices.take(x, i) for x in cut)
-        logits_PxNxV = _logits(x_PxNxD, table, cap)
+        logits_PxNxV = slice_logits(x_PxNxD, table, cap)
         log_p_PxNxV = jax.nn.log_softmax(logits_PxNxV, axis=-1)
-        log_q_PxNxV = jax.nn.log_softmax(_logits(teacher_PxNxD, teacher_table, teacher_cap), axis=-1)
+        log_q_PxNxV = jax.nn.log_softmax(slice_logits(teacher_PxNxD, teacher_table, teacher_cap), axis=-1)
         q_PxNxV = jnp.exp(log_q_PxNxV)
         # Both terms, weighted; features may be NaN at weight 0.
         weighted = lambda x_PxN: jnp.where(weights_PxN > 0, x_PxN * weights_PxN, 0).sum(axis=1)
@@ -112,8 +112,8 @@ def _sums(
         if cap:
             d_logits_PxNxV *= 1 - jnp.square(logits_PxNxV / cap)
         d_logits_PxNxV = (d_logits_PxNxV * weights_PxN[..., None]).astype(table.dtype)
-        d_table_PxDxV += _product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)
-        d_x_PxNxD = _product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
+        d_table_PxDxV += product("pnd,pnv->pdv", x_PxNxD, d_logits_PxNxV)
+        d_x_PxNxD = product("pnv,vd->pnd", d_logits_PxNxV, table).astype(x_PxNxD.dtype)
         return total_P, divergence_P, d_table_PxDxV, slices.put(d_features_BxGxSxD, d_x_PxNxD, i)
 
     d_table = jnp.zeros((slices.parts, *table_VxD.T.shape), jnp.float32) if with_gradients else None
@@ -127,11 +127,3 @@ def _sums(
     d_features_BxLxD = jnp.where(weights_BxL[..., None] > 0, slices.join(d_features_BxGxSxD), 0)
     d_table_VxD = sum_parts(d_table_PxDxV.swapaxes(1, 2)).astype(table_VxD.dtype)
     return sums, (d_features_BxLxD, d_table_VxD)
-
-
-def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
-
-
-def _logits(x_PxNxD: jax.Array, table_VxD: jax.Array, cap: float) -> jax.Array:
-    return soft_capped(_product("pnd,vd->pnv", x_PxNxD, table_VxD), cap)

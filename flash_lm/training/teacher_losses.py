@@ -12,7 +12,7 @@ from flax import nnx
 from flash_lm.config.train import TrainConfig
 from flash_lm.models.facts import FORWARD_AND_BACKWARD
 from flash_lm.models.language_model import LanguageModel
-from flash_lm.models.layer_pairs import mixer_of, scan_layers
+from flash_lm.models.layer_pairs import mixer_of, walk_layers
 from flash_lm.ops.distillation import distillation
 from flash_lm.training.forward import Batch, forward, inputs_of
 from flash_lm.training.frozen import frozen_mask, stop_frozen_gradients
@@ -72,31 +72,35 @@ def _layers(model: ModelFunction, teacher: ModelFunction, config: TrainConfig) -
         frozen = frozen_mask(config.freeze, params)["layers"]
         real_BxLx1 = (batch["segment_ids_BxL"] > 0)[..., None]
 
-        squares = lambda x_BxLxD: jnp.square(jnp.where(real_BxLx1, x_BxLxD, 0)).sum()
+        # By row: devices add up their rows once, after the last layer.
+        squares = lambda x_BxLxD: jnp.square(jnp.where(real_BxLx1, x_BxLxD, 0)).sum(axis=(1, 2))
 
         # The gradient of a layer is taken beside its output, so nothing of the other layers is kept for it.
         def mix(apply: Callable[[jax.Array], jax.Array], h_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
             out_BxLxD, (parameters, constants) = apply(h_BxLxD), layer
             y_BxLxD, input_BxLxD = out_BxLxD.astype(jnp.float32), h_BxLxD.astype(student.config.dtype)
-            # A microbatch may have no token at all.
-            norm = jnp.maximum(squares(y_BxLxD), jnp.finfo(jnp.float32).tiny)
 
-            def error(values: Params) -> jax.Array:
+            def error(values: Params) -> tuple[jax.Array, jax.Array]:
                 values = jax.tree.map(lambda x, stop: jax.lax.stop_gradient(x) if stop else x, values, frozen)
                 state = jax.tree.map(lambda leaf: leaf, parameters)
                 nnx.replace_by_pure_dict(state, values)
                 mixer = mixer_of(nnx.merge(graph, state, constants), student.config.family).sublayer
-                return squares(mixer(input_BxLxD, context).astype(jnp.float32) - y_BxLxD) / norm
+                errors_B = squares(mixer(input_BxLxD, context).astype(jnp.float32) - y_BxLxD)
+                return errors_B.sum(), errors_B
 
-            return out_BxLxD, jax.value_and_grad(error)(nnx.to_pure_dict(parameters))
+            gradient, errors_B = jax.grad(error, has_aux=True)(nnx.to_pure_dict(parameters))
+            return out_BxLxD, (gradient, errors_B, squares(y_BxLxD))
 
-        _, (errors_N, gradients) = scan_layers(teacher.bind(teacher_params), inputs, mix, (trained, others))
-        # A step divides by the targets.
-        tokens = batch["loss_mask_BxL"].sum()
-        factor = tokens / errors_N.size
+        _, (gradients, errors_NxB, squares_NxB) = walk_layers(
+            teacher.bind(teacher_params), inputs, mix, (trained, others)
+        )
+        # Relative errors, times the targets, by which a step divides. A microbatch may have no token at all.
+        factor_N = batch["loss_mask_BxL"].sum() / len(errors_NxB)
+        factor_N /= jnp.maximum(squares_NxB.sum(axis=1), jnp.finfo(jnp.float32).tiny)
+        scale = lambda g_Nx: g_Nx * factor_N.reshape(-1, *[1] * (g_Nx.ndim - 1)).astype(g_Nx.dtype)
         gradient = jax.tree.map(jnp.zeros_like, params)
-        gradient["layers"] = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
-        return (errors_N.mean() * tokens, ({}, None)), gradient
+        gradient["layers"] = jax.tree.map(scale, gradients)
+        return ((errors_NxB.sum(axis=1) * factor_N).sum(), ({}, None)), gradient
 
     return lambda teacher_params: partial(loss_and_gradient, teacher_params)
 

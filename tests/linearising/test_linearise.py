@@ -39,16 +39,20 @@ FAMILIES = ("transformer_plus_plus", "window_linear")
 NEW = {f"layers.sublayer_0.core.{name}" for name in ("query_features", "key_features", "window_factor")}
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory) -> pathlib.Path:
+def write_teacher(out: pathlib.Path, seed: int) -> pathlib.Path:
     """An export of random parameters with a chat template."""
-    raw, tokenizer, out = default_config(), chat_tokenizer(), tmp_path_factory.mktemp("models") / "teacher"
+    raw, tokenizer = default_config(), chat_tokenizer()
     raw.model.update(TEACHER)
     raw.data.tokenizer = "hf"
-    params = ModelFunction(complete(parse(raw).model), seed=3).init()
+    params = ModelFunction(complete(parse(raw).model), seed=seed).init()
     facts = {"corpus": None, "tokenizer": tokenizer.fingerprint, "train_seconds": 0.0}
     write_export(out, flatten_arrays(params, {}), raw.to_dict(), {"run": "x", "step": 0, "facts": facts}, tokenizer)
     return out
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> pathlib.Path:
+    return write_teacher(tmp_path_factory.mktemp("models") / "teacher", seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -108,20 +112,47 @@ def test_the_last_folder_is_a_model_that_chats(finished):
     assert model.config.train.teacher_loss == "distribution"
 
 
-def test_again_does_nothing_and_other_options_are_refused(teacher, text, finished, tmp_path, capsys):
+def test_again_does_nothing_and_other_keys_are_refused(teacher, text, finished, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
-    run(teacher, text, finished)
+    run(f"{teacher.parent}/../{teacher.parent.name}/teacher", text, finished)  # another name of the same teacher
     assert capsys.readouterr().out.count("all 2 steps are done") == 2
     assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
-    with pytest.raises(InputError, match="was begun with other values of tokens: see linearise.json"):
+    with pytest.raises(InputError, match="was begun with other values of model.window_linear.size: give those"):
+        run(teacher, text, finished, "--config.model.window_linear.size=5")
+    with pytest.raises(InputError, match="was begun with other values of teacher"):
+        run(write_teacher(tmp_path / "teacher", seed=4), text, finished)
+    with pytest.raises(InputError, match=r"(?s)transfer holds a run of another config.*train.tokens"):
         run(teacher, text, finished, "--transfer_tokens=1k")
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").touch()
     with pytest.raises(InputError, match="is not empty, and not of this command"):
         run(teacher, text, other)
-    with pytest.raises(InputError, match="softmax_layers=2 must be"):
-        run(teacher, text, tmp_path / "new", "--softmax_layers=2")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--softmax_layers=2"], "--softmax_layers=2 must be from 0 to 1"),
+        (["--config.train.learning_rate=1"], "--config.train.learning_rate is set by the stages: use --transfer_rate"),
+        (["--config.model.window_linear.size=30"], "data.length=32 has no tokens beyond the window"),
+        (["--config.model.window_linear.linear_attention=False"], "window_linear has no new parameters"),
+        (["--distil_rate=0"], "train.learning_rate=0.0 must be more than 0"),
+        (["--config.model.family=mc_tfm"], "mc_tfm does not keep layers/sublayer_0/key/kernel, .* as the teacher has"),
+        (["--config.data.path=nowhere"], "nowhere"),
+        (["--plan", "--hosts=alone"], "--plan is made by one process"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(teacher, text, tmp_path, words, expected):
+    with pytest.raises(InputError, match=expected):
+        run(teacher, text, tmp_path / "new", *words)
+    made = {path.name for path in (tmp_path / "new").glob("*")}
+    assert not made or ("nowhere" in expected and made <= {"linearise.json", "linear"})
+
+
+def test_a_teacher_of_several_families_is_refused(text, finished, tmp_path):
+    with pytest.raises(InputError, match="has layers of several families"):
+        run(finished / "distil", text, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
