@@ -332,7 +332,13 @@ def verdicts(lines: Sequence[Line]) -> Iterator[Line]:
         except ValueError:  # a student is not measured
             continue
         holds = value <= THRESHOLDS[key] if kind == most else value >= THRESHOLDS[key]
-        yield {"verdict": name, "value": value, "asked": f"{kind} {THRESHOLDS[key]:.3g}", "holds": bool(holds)}
+        yield {
+            "measure": "verdict",
+            "verdict": name,
+            "value": value,
+            "asked": f"{kind} {THRESHOLDS[key]:.3g}",
+            "holds": bool(holds),
+        }
 
 
 def _perplexity(lines: Sequence[Line], student: str, first: int, *, of_teacher: bool = False) -> float:
