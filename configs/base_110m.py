@@ -31,6 +31,7 @@ PRESETS = {
     "based": {"model.family": "based"},
     # Softmax attention to some tokens, or to what sums them up.
     "longformer": {"model.family": "longformer"},  # a sliding window
+    "window_linear": {"model.family": "window_linear"},  # a sliding window, and sums of learned features beyond it
     "adaptive_span": {"model.family": "adaptive_span"},  # heads learn how far back they look
     "log_sparse": {"model.family": "log_sparse"},  # near tokens, and distances that double
     "reformer": {"model.family": "reformer"},  # tokens with the same hash
