@@ -234,9 +234,8 @@ def untrained(config, folder, tokenizer=None):
     return folder
 
 
-@pytest.mark.parametrize(
-    "loss", ["layers", pytest.param("distribution", marks=pytest.mark.slow("trains another run, and resumes it"))]
-)
+@pytest.mark.slow("trains runs on a mesh, and resumes them")
+@pytest.mark.parametrize("loss", ["layers", "distribution"])
 def test_a_run_with_a_teacher_is_resumed_to_the_bit(config, teachers, tmp_path, loss):
     """On a mesh, with weight decay and dropout, and although the teacher's folder moves."""
     asked = lambda teacher: student(config, teacher, train__teacher_loss=loss, train__weight_decay=0.1)
