@@ -75,11 +75,11 @@ def linearise(asked: Linearisation, should_stop: Callable[[], bool]) -> pathlib.
             another teacher or other keys.
         Stopped: `should_stop` returned true; the same call goes on.
     """
-    family, new = _check(asked)
+    family, taken = _check(asked)
     _begin(asked)
     student = _convert(asked, asked.model, "linear", asked.config.model.family)
     if asked.tokens["transfer"]:
-        frozen = tuple(f"^{re.escape(name)}$" for name in sorted(_shapes(_read(str(student))[1]).keys() - new))
+        frozen = tuple(f"^{re.escape(name)}$" for name in sorted(taken))
         student = _train(asked, "transfer", student, should_stop, {"train.freeze": frozen})
     if asked.softmax_layers:
         kept = _softmax_layers(asked, student, should_stop)
@@ -115,7 +115,7 @@ def _check(asked: Linearisation) -> tuple[str, set[str]]:
     """Checks all that can be known before anything is written.
 
     Returns:
-        The teacher's family, and the names of the student's new parameters.
+        The teacher's family, and the names of the parameters that the student takes from it.
 
     Raises:
         InputError: what was asked for cannot be done.
@@ -133,8 +133,8 @@ def _check(asked: Linearisation) -> tuple[str, set[str]]:
     # The student's parameters, as the conversion will make them.
     raw = fill_from_source(_student_config(asked, asked.model, config.family), teacher, asked.given)
     theirs, ours = _shapes(function), _shapes(ModelFunction(complete(parse(raw).model), seed=0))
-    new = ours.keys() - theirs.keys()
-    if asked.tokens["transfer"] and not new:
+    taken = ours.keys() & theirs.keys()
+    if asked.tokens["transfer"] and taken == ours.keys():
         raise InputError(f"{config.family} has no new parameters, so nothing to transfer: give --transfer_tokens=0")
     options = raw.model.window_linear
     reach = options.size + options.first_tokens
@@ -148,7 +148,7 @@ def _check(asked: Linearisation) -> tuple[str, set[str]]:
             f"--softmax_layers={asked.softmax_layers}: {config.family} does not keep {', '.join(other)} as the teacher "
             f"has them, so its layers cannot become softmax again: give --softmax_layers=0, or another family"
         )
-    return teacher.family, new
+    return teacher.family, taken
 
 
 def _begin(asked: Linearisation) -> None:
