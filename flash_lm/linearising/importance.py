@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from flash_lm.data.batches import chosen_rows, stack
 from flash_lm.data.packing import Rows
 from flash_lm.errors import Stopped
 from flash_lm.inference.model import TrainedModel
@@ -66,8 +67,8 @@ def layer_divergences(
     totals = np.zeros(teacher.config.model.num_layers)
     targets = 0.0
     with jax.set_mesh(teacher.mesh):
-        for first in range(0, len(rows), batch_size):
-            batch = _stack(rows, range(first, min(first + batch_size, len(rows))))
+        for numbers in chosen_rows(len(rows), batch_size):
+            batch = stack([rows[i] for i in numbers])
             expected = features(teacher.params, batch)
             for layer in range(len(totals)):
                 if should_stop():
@@ -96,8 +97,3 @@ def pattern_of(softmax: Sequence[int], num_layers: int, families: tuple[str, str
     layers = [kept if layer in softmax else other for layer in range(num_layers)]
     periods = (n for n in range(1, num_layers + 1) if num_layers % n == 0)
     return next(tuple(layers[:n]) for n in periods if layers == layers[:n] * (num_layers // n))
-
-
-def _stack(rows: Rows, numbers: range) -> dict[str, np.ndarray]:
-    chosen = [rows[i] for i in numbers]
-    return {name: np.stack([row[name] for row in chosen]) for name in chosen[0]}
