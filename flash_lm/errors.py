@@ -1,5 +1,6 @@
 """Errors that end a command with a clear line instead of a traceback."""
 
+import difflib
 import errno
 from collections.abc import Iterable
 
@@ -41,6 +42,28 @@ class NonfiniteError(RunError):
 
 class Stopped(KeyboardInterrupt):
     """Work that was asked to stop before its end, and that the same command continues. Exit code 75."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The name that a mistyped word is most like; None: it is like none of them.
+
+    >>> nearest("flsh", ["transformer", "flash"])
+    'flash'
+    """
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
+def one_of_names(value: object, names: Iterable[str]) -> str | None:
+    """What a value must be, where it is none of these names: the names, and the most similar one; None: it is one.
+
+    >>> one_of_names("flsh", ["transformer", "flash"])
+    'one of transformer, flash (did you mean flash?)'
+    """
+    names = list(names)
+    if value in names:
+        return None
+    near = nearest(str(value), names)
+    return f"one of {', '.join(names)}" + (f" (did you mean {near}?)" if near else "")
 
 
 def missing_package(name: str, extra: str) -> InputError:

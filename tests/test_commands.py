@@ -82,7 +82,7 @@ def failure(main, argv: list[str], monkeypatch, capsys) -> list[str]:
     ("changes", "expected"),
     [
         (["--config.data.path=/nowhere/*.txt"], "no file matches data.path=/nowhere/*.txt"),
-        (["--config.data.corpus=stdlib"], "data.corpus=stdlib does not read data.path: add --config.data.corpus=text"),
+        (["--config.data.corpus=stdlib"], "data.corpus=stdlib does not read data.path: leave data.corpus out"),
         (["--config.data.path={tmp}/empty.txt"], "is empty"),
         (["--config.data.path={tmp}/broken.txt"], "broken.txt is not UTF-8 at byte 3"),
         (

@@ -98,7 +98,7 @@ def test_every_key_that_differs_from_its_default_identifies_a_run():
 
 def test_a_former_name_gets_a_hint_and_runs_with_it_load(monkeypatch, tmp_path):
     monkeypatch.setitem(RENAMED, "model.chunk_size", ("model.chunks.size", "model.linear.chunk_size"))
-    with pytest.raises(InputError, match="chunk_size is now model.chunks.size and model.linear.chunk_size: docs"):
+    with pytest.raises(InputError, match="chunk_size is now model.chunks.size and model.linear.chunk_size: flash"):
         load_config("quickstart", ["--config.model.chunk_size=8"])
     config = get_config().to_dict()
     del config["model"]["chunks"], config["model"]["linear"]["chunk_size"]

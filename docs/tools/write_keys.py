@@ -7,13 +7,13 @@ import argparse
 import itertools
 import pathlib
 
+from flash_lm.cli.key_lines import default_text, readers
 from flash_lm.cli.run import run
 from flash_lm.cli.types import split_words
 from flash_lm.config.experiment import Config
-from flash_lm.config.keys import SECTIONS, key_names
+from flash_lm.config.keys import SECTIONS
 from flash_lm.config.keys import keys as all_keys
 from flash_lm.config.plugins import import_plugins
-from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 
 _PAGE = pathlib.Path(__file__).parents[1] / "keys.md"
 _HEAD = """# Keys
@@ -28,22 +28,6 @@ the code.
 """
 
 
-def readers() -> dict[str, list[str]]:
-    """Maps each key that not all rows read to the rows that read it."""
-    readers_by_key: dict[str, list[str]] = {}
-    for family, row in FAMILIES.items():
-        for name in row.reads():
-            readers_by_key.setdefault(name, []).append(family)
-    others = [(name, row) for table in (HEADS, TASKS, CORPORA, OPTIMIZERS) for name, row in table.items()]
-    for name, kind in ((name, kind) for name, row in others for kind in row.sections):
-        for key in key_names(kind):
-            readers_by_key.setdefault(key, []).append(name)
-    for name, kind in ((name, SECTIONS[one]) for name, row in TASKS.items() for one in row.of_model):
-        for key in key_names(kind):
-            readers_by_key.setdefault(key, []).append(name)
-    return readers_by_key
-
-
 def page() -> str:
     """Returns the page."""
     who, text = readers(), [_HEAD]
@@ -53,16 +37,11 @@ def page() -> str:
         text += [f"{about}\n"] if about and not about.startswith(f"{SECTIONS[group].__name__}(") else []
         text += ["| key | type | default | meaning | read by |", "|---|---|---|---|---|"]
         for one in keys:
-            default = "open" if one.default is None else f"`{_short(one.default)}`"
+            default = "open" if one.default is None else f"`{default_text(one)}`"
             listed = ", ".join(f"`{name}`" for name in who.get(one.name, ())) or "all"
             unit = one.about["unit"].replace("|", "\\|")
             text.append(f"| `{one.name.rpartition('.')[2]}` | {one.kind.__name__} | {default} | {unit} | {listed} |")
     return "\n".join(text) + "\n"
-
-
-def _short(default: object) -> str:
-    text = f"{default}"
-    return "…" if len(text) > 60 else text
 
 
 def main(argv: list[str]) -> None:

@@ -53,7 +53,8 @@ def add_run_flags(parser: argparse.ArgumentParser, flag: str = "--workdir") -> N
         dest="workdir",
         required=True,
         metavar="RUN[@newest|@best|@STEP]",
-        help="the run's folder, perhaps at gs://, and which checkpoint; or the folder of an export, or hub:OWNER/NAME",
+        help="the run's folder, perhaps at gs://, and which checkpoint; or the folder of an export, or hub:OWNER/NAME; "
+        "a word alone, as in evaluate runs/x, means the same",
     )
     parser.add_argument("--mesh", default="-1,1,1", help="devices along data, fsdp and tensor; one may be -1: the rest")
     add_plugins_flag(parser)

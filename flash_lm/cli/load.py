@@ -5,7 +5,6 @@ differs, and defines get_config(name): --config=FILE:NAME passes NAME. No file w
 """
 
 import argparse
-import difflib
 import importlib.util
 import inspect
 import logging
@@ -18,10 +17,10 @@ from ml_collections import ConfigDict
 
 from flash_lm.cli.finetune import finetune_config
 from flash_lm.config.experiment import add_sections, unread_keys
-from flash_lm.config.overrides import apply_overrides, check_path, parse_tuple
+from flash_lm.config.overrides import apply_overrides, parse_tuple
 from flash_lm.config.plugins import import_plugins, plugin_names
 from flash_lm.config.registry import TASKS
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, nearest
 from flash_lm.runs.storage import reach
 
 _log = logging.getLogger(__name__)
@@ -115,8 +114,8 @@ def read_config(path: str) -> ConfigDict:
         if not presets or not _takes(module.get_config, name):
             raise InputError(f"{file} has no presets, that is PRESETS and get_config(name): leave :{name} out")
         if name not in presets:
-            near = difflib.get_close_matches(name, presets, n=1)
-            advice = f"did you mean {file}:{near[0]}?" if near else f"give one of {', '.join(presets)}"
+            near = nearest(name, presets)
+            advice = f"did you mean {file}:{near}?" if near else f"give one of {', '.join(presets)}"
             raise InputError(f"{file} has no preset {name}: {advice}")
         return module.get_config(name)
     if not _takes(module.get_config):
@@ -166,9 +165,11 @@ def load_run_config(folder: pathlib.Path, overrides: list[str]) -> ConfigDict:
 
 
 def _apply(config: Any, overrides: list[str]) -> ConfigDict:
+    from flash_lm.data.corpus_of_path import fit_corpus  # noqa: PLC0415 (--help need not wait for it)
+
     add_sections(config)
     apply_overrides(config, overrides)
-    check_path(config, overrides)
+    fit_corpus(config, overrides)
     _report_unread(config, overrides)
     return config
 
@@ -180,8 +181,8 @@ def _nearest(path: str) -> str:
     near_by = {preset: f"{name}:{preset}" for name, presets in reversed(configs.items()) for preset in presets}
     near_by |= {name: name for name in configs}
     asked = str(pathlib.Path(path).with_suffix("")).removeprefix("configs/")
-    near = difflib.get_close_matches(asked, near_by, n=1)
-    return f"did you mean {near_by[near[0]]}?" if near else f"give a file, or one of {', '.join(configs)}"
+    near = nearest(asked, near_by)
+    return f"did you mean {near_by[near]}?" if near else f"give a file, or one of {', '.join(configs)}"
 
 
 def _takes(get_config: Any, *names: str) -> bool:

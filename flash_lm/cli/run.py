@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from flash_lm.cli.huge_pages import use_huge_pages
 from flash_lm.cli.terminal import CLOSED, output_is_closed, prepare_output
+from flash_lm.cli.words import check_flags, spell
 from flash_lm.errors import CRASHED, DISK_FULL, STOPPED, InputError, RunError, Stopped
 
 _log = logging.getLogger(__name__)
@@ -48,11 +49,14 @@ def run(main: Callable[[list[str]], None], flags: Callable[[], argparse.Argument
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
     prepare_output()
-    if flags:
-        flags().parse_known_args(sys.argv[1:])
-    use_huge_pages()
     # Each kind of error has its exit code; unexpected ones keep their traceback.
     try:
+        if flags:
+            parser = flags()
+            sys.argv[1:] = spell(parser, sys.argv[1:])
+            check_flags(parser, sys.argv[1:])
+            parser.parse_known_args(sys.argv[1:])
+        use_huge_pages()
         main(sys.argv[1:])
         print(end="", flush=True)  # inside the try, so that a full disk is reported
     except OSError as error:

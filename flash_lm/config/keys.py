@@ -11,7 +11,6 @@ declares the key --config.model.gau.heads; the part reads it from `config.model[
 
 import ctypes
 import dataclasses
-import difflib
 import functools
 import json
 import math
@@ -22,8 +21,8 @@ from typing import Any, TypeVar, dataclass_transform
 from ml_collections import ConfigDict, config_dict
 
 from flash_lm.config.registry import Rows
-from flash_lm.config.renamed_keys import FOREIGN, RENAMED
-from flash_lm.errors import InputError
+from flash_lm.config.renamed_keys import FOREIGN, RENAMED, UNITS
+from flash_lm.errors import InputError, nearest, one_of_names
 
 # A rule returns what was expected, or None if the value is good.
 Rule = Callable[[Any], str | None]
@@ -33,6 +32,7 @@ _LARGEST = 2**31 - 1  # of JAX's int32
 _SMALLEST_FLOAT32, _LARGEST_FLOAT32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the smallest that is not subnormal
 SECTIONS: Rows[type] = Rows()  # by name, such as model.gau; `section` adds to it
 _GROUPS: dict[str, Any] = {}  # by name
+_LISTED = "flash-lm keys lists the keys"
 
 
 def key(default: Any, unit: str, *rules: Rule, **more: Any) -> Any:
@@ -63,7 +63,7 @@ def one_of(*values: str) -> Rule:
     >>> one_of("layer", "rms")("batch")
     'one of layer, rms'
     """
-    return lambda x: None if x in values else "one of " + ", ".join(values)
+    return lambda x: one_of_names(x, values)
 
 
 def at_least(low: float) -> Rule:
@@ -360,16 +360,20 @@ def _wrong_in_float32(name: str, value: Any, rules: Iterable[Rule]) -> list[str]
     return [f"{name}={value} is {rounded:g} in float32: it must be {text}" for text in expected]
 
 
-def unknown_key(prefix: str, name: str, known: list[str]) -> str:
+def unknown_key(prefix: str, name: str, known: Iterable[str]) -> str:
     """The message for an unknown key: its name today, ours for another library's, or the most similar one."""
     if prefix + name in RENAMED:
-        return f"{prefix}{name} is now {' and '.join(RENAMED[prefix + name])}: docs/keys.md lists the keys"
+        return f"{prefix}{name} is now {' and '.join(RENAMED[prefix + name])}: {_LISTED}"
     if name in FOREIGN:
-        return f"unknown key {prefix}{name}: did you mean {FOREIGN[name]}?"
-    # A key without its group, or a misspelt one.
-    near = difflib.get_close_matches(name, known, n=1)
-    elsewhere = [f"{group}.{name}" for group, cls in _GROUPS.items() if name in members(cls)]
-    if elsewhere and not prefix:
-        return f"unknown key {name}: did you mean {' or '.join(elsewhere)}?"
-    advice = f"did you mean {prefix}{near[0]}?" if near else "docs/keys.md lists the keys"
+        ours = FOREIGN[name]
+        unit = f" ({UNITS[ours]})" if ours in UNITS else ""
+        return f"unknown key {prefix}{name}: did you mean {ours}?{unit}"
+    # A key of another group, a misspelt key of this group, or of any.
+    names = [one.name for group, cls in _GROUPS.items() for one in keys(cls, f"{group}.")]
+    meant = [full for full in names if full.endswith(f".{name}")]
+    if not meant and (near := nearest(name, known)):
+        meant = [prefix + near]
+    if not meant and (near := nearest(prefix + name, names)):
+        meant = [near]
+    advice = f"did you mean {' or '.join(meant)}?" if meant else _LISTED
     return f"unknown key {prefix}{name}: {advice}"

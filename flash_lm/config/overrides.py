@@ -1,9 +1,8 @@
 """Applies command-line overrides to a config: --config.KEY=VALUE."""
 
 import ast
-import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -11,22 +10,8 @@ from ml_collections import ConfigDict
 from flash_lm.config.experiment import open_type
 from flash_lm.config.keys import unknown_key
 from flash_lm.config.registry import CORPORA
+from flash_lm.config.renamed_keys import FOREIGN
 from flash_lm.errors import InputError
-
-
-def check_path(config: Any, overrides: Sequence[str]) -> None:
-    """Checks that the corpus reads a path given on the command line: else the user would get another text.
-
-    Raises:
-        InputError: the config's corpus does not read data.path.
-    """
-    # The path would be ignored silently.
-    corpus, has_path = config.data.corpus, any(re.match("--config.data.path=.", word) for word in overrides)
-    if has_path and corpus in CORPORA and not CORPORA[corpus].reads_path:
-        raise InputError(
-            f"data.corpus={corpus} does not read data.path: add --config.data.corpus=text for text files, or "
-            f"--config.data.corpus=hf for a data set"
-        )
 
 
 def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
@@ -40,10 +25,10 @@ def apply_overrides(config: ConfigDict, overrides: list[str]) -> None:
         raise InputError.of(problems)
     names = {word.partition("=")[0] for word in overrides}
     if "--config.data.corpus" in names and "--config.data.pack" not in names:
-        _fit_pack(config)
+        fit_pack(config)
 
 
-def _fit_pack(config: Any) -> None:
+def fit_pack(config: Any) -> None:
     """Sets data.pack to what a corpus needs: examples if it consists of them, else not."""
     kind = CORPORA.get(config.data.corpus)
     if kind and not config.data.pair_column and kind.examples != (config.data.pack == "examples"):
@@ -68,12 +53,8 @@ def variant(config: ConfigDict, word: str) -> tuple[str, ConfigDict]:
 def override(config: ConfigDict, word: str) -> str | None:
     """Applies one --config.key=value; returns what is wrong with it, if anything."""
     name, equals, text = word.partition("=")
-    # Words that are no override may be one without its prefix.
     if not name.startswith("--config.") or not equals:
-        group, dot, _ = name.removeprefix("--").partition(".")
-        if equals and dot and group in config:
-            return f"unknown argument {word}: did you mean --config.{word.removeprefix('--')}?"
-        return f"unknown argument {word}: overrides look like --config.model.num_layers=4, other flags are in --help"
+        return _not_an_override(config, name.removeprefix("--"), equals + text)
     # Walk down to the group of the key.
     *parents, key = name.removeprefix("--config.").split(".")
     prefix, node = "", typing.cast(Any, config)
@@ -97,6 +78,26 @@ def override(config: ConfigDict, word: str) -> str | None:
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
         return f"{prefix}{key}={text} must be of type {kind.__name__}"
     return None
+
+
+def _not_an_override(config: Any, name: str, rest: str) -> str:
+    """What is wrong with a word that is no --config.KEY=VALUE: perhaps it is one without its prefix, or its =."""
+    if name.startswith("config."):
+        return f"--{name} needs its value after =, as in --{name}=VALUE"
+    if rest.startswith("=") and (ours := _key_of(config, name)):
+        return f"unknown argument --{name}{rest}: did you mean --config.{ours}{rest}?"
+    return f"unknown argument --{name}{rest}: keys look like --config.model.num_layers=4, other flags are in --help"
+
+
+def _key_of(config: Any, name: str) -> str | None:
+    """The key that a name without --config. may mean: ours for a synonym, or that name in any group."""
+    group, dot, _ = name.partition(".")
+    if dot:
+        return name if group in config else None
+    if name in FOREIGN:
+        return FOREIGN[name]
+    groups = [group for group in config if isinstance(config[group], ConfigDict)]
+    return next((f"{group}.{name}" for group in groups if name in config[group]), None)
 
 
 def parse_tuple(text: str) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ import importlib
 from collections import UserDict
 from typing import Any, NoReturn, TypeVar
 
-from flash_lm.errors import InputError
+from flash_lm.errors import InputError, one_of_names
 
 Row = TypeVar("Row")
 
@@ -64,7 +64,7 @@ class Table(Rows[Row]):
 
     def rule(self, name: str) -> str | None:
         """The values that the key may have, or None if this name is registered."""
-        return None if name in self else "one of " + ", ".join(self)
+        return one_of_names(name, self)
 
     def __missing__(self, name: str) -> NoReturn:
         """Raises InputError: no row has this name."""

@@ -7,28 +7,43 @@ from typing import Any
 # with it is answered. No key has a former name now.
 RENAMED: dict[str, tuple[str, ...]] = {}
 
-# What transformers, nanoGPT and PyTorch call a key, in whichever group it is written.
-FOREIGN = {
-    "hidden_size": "model.model_dim",
-    "d_model": "model.model_dim",
-    "n_embd": "model.model_dim",
-    "num_hidden_layers": "model.num_layers",
-    "n_layer": "model.num_layers",
-    "num_attention_heads": "model.num_heads",
-    "n_head": "model.num_heads",
-    "num_key_value_heads": "model.num_kv_heads",
-    "intermediate_size": "model.mlp_dim",
-    "max_position_embeddings": "model.max_length",
-    "block_size": "model.max_length",
-    "rope_theta": "model.rotary_base",
-    "seq_len": "data.length",
-    "batch_size": "data.tokens_per_batch",
-    "lr": "train.learning_rate",
-    "max_steps": "train.steps",
-    "max_iters": "train.steps",
-    "grad_clip": "train.clip",
-    "gradient_accumulation_steps": "train.accumulate",
+# What papers and other libraries (transformers, nanoGPT, nanochat, levanter, MaxText) call a key, in whichever group it
+# is written.
+_SYNONYMS = {
+    "model.model_dim": "hidden_size hidden_dim embed_dim embedding_dim emb_dim d_model n_embd dim width dmodel",
+    "model.num_layers": "num_hidden_layers n_layer n_layers nlayers layers num_decoder_layers",
+    "model.num_heads": "num_attention_heads n_head n_heads nhead heads_num num_q_heads num_query_heads",
+    "model.num_kv_heads": "num_key_value_heads n_kv_head n_kv_heads num_kv_groups",
+    "model.mlp_dim": "intermediate_size d_ff dff ffn_dim d_ffn hidden_mult mlp_hidden_dim",
+    "model.max_length": "max_position_embeddings block_size n_positions context_length max_seq_len max_seqlen",
+    "model.rotary_base": "rope_theta rope_base rotary_theta",
+    "model.family": "arch architecture model_type model_name attention_type attn mixer",
+    "model.dropout": "dropout_rate drop_rate resid_pdrop",
+    "data.length": "seq_len seq_length seqlen sequence_length max_sequence_length",
+    "data.tokens_per_batch": "batch_size bsz train_batch_size per_device_train_batch_size global_batch_size bs",
+    "data.path": "dataset_path data_path data_dir train_file text",
+    "data.name": "dataset dataset_name",
+    "train.learning_rate": "lr max_lr peak_lr base_lr learning_rate_init",
+    "train.end_learning_rate": "min_lr final_lr lr_min",
+    "train.warmup_steps": "warmup warmup_iters num_warmup_steps warmup_iterations lr_warmup_steps",
+    "train.schedule": "lr_schedule lr_scheduler lr_scheduler_type scheduler",
+    "train.steps": "max_steps max_iters num_steps n_steps num_train_steps training_steps iterations train_steps",
+    "train.tokens": "train_tokens num_tokens total_tokens max_train_tokens",
+    "train.clip": "grad_clip gradient_clip max_grad_norm clip_grad_norm clip_norm",
+    "train.b1": "beta1 adam_beta1",
+    "train.b2": "beta2 adam_beta2",
+    "train.eps": "adam_eps adam_epsilon epsilon",
+    "train.weight_decay": "wd",
+    "train.accumulate": "gradient_accumulation_steps grad_accum accumulation_steps accum_steps",
+    "train.eval_every": "eval_interval eval_steps_interval evaluation_interval val_interval val_every",
+    "train.checkpoint_every": "save_steps save_interval checkpoint_interval save_every ckpt_interval",
+    "train.log_every": "log_interval logging_steps log_steps",
+    "train.label_smoothing": "label_smooth smoothing",
+    "seed": "random_seed rng_seed",
 }
+FOREIGN = {name: ours for ours, names in _SYNONYMS.items() for name in names.split()}
+# Ours that count in another unit than their synonyms.
+UNITS = {"data.tokens_per_batch": "in tokens: sequences times data.length"}
 
 
 def rename(values: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class CorpusKind:
         answers: what generate and serve can do with a causal model of this corpus; None: nothing.
         mixes: whether data.mixture may name several sources of it.
         reads_path: whether the corpus reads data.path.
+        endings: of files that only this corpus reads: a data.path to them needs no data.corpus.
         labelled: whether its examples or documents have labels, by `config.data`.
         paired: whether its documents are pairs, each of which is an example, by `config.data`.
         ends_in_values: whether the last 256 words of its vocabulary are the values of a byte.
@@ -39,6 +40,7 @@ class CorpusKind:
     answers: Literal["text", "couplets", "images"] | None = "text"
     mixes: bool = False
     reads_path: bool = True
+    endings: tuple[str, ...] = ()
     labelled: Callable[[DataConfig], bool] = lambda config: False
     paired: Callable[[DataConfig], bool] = lambda config: False
     ends_in_values: bool = False
@@ -49,6 +51,13 @@ class CorpusKind:
 def register_corpus(name: str, row: CorpusKind) -> None:
     """Adds an entry to the registry of corpora, for `data.corpus`."""
     CORPORA.register(name, row)
+
+
+_DATA_SETS = (
+    ".parquet",
+    ".arrow",
+    *(f"{kind}{gz}" for kind in (".json", ".jsonl", ".ndjson", ".csv") for gz in ("", ".gz")),
+)
 
 
 def _hugging_face(config: DataConfig) -> Any:
@@ -108,10 +117,13 @@ def needs_one_source(config: DataConfig) -> list[str]:
 
 
 STDLIB = CorpusKind(stdlib, reads_path=False)
-TEXT = CorpusKind(text_files, mixes=True, problems=needs_path("a file, a folder or a glob"))
+TEXT = CorpusKind(
+    text_files, mixes=True, endings=(".txt", ".txt.gz"), problems=needs_path("a file, a folder or a glob")
+)
 HUGGING_FACE = CorpusKind(
     _hugging_face,
     mixes=True,
+    endings=_DATA_SETS,
     problems=_hugging_face_problems,
     labelled=lambda config: config.label_column is not None,
     paired=lambda config: config.pair_column is not None and config.label_column is None,

@@ -204,6 +204,7 @@ IMAGES = CorpusKind(
     tokenizer=ByteTokenizer(),
     answers="images",
     labelled=lambda config: True,
+    endings=("-ubyte", "-ubyte.gz"),
     ends_in_values=True,
     sections=(ImageOptions,),
     problems=needs_one_source,

@@ -15,10 +15,11 @@ from jax.sharding import Mesh
 
 from flash_lm.config.experiment import Config, parse
 from flash_lm.config.model import DTYPES
-from flash_lm.config.overrides import apply_overrides, check_path
+from flash_lm.config.overrides import apply_overrides
 from flash_lm.config.registry import CORPORA, TASKS
 from flash_lm.data.chat_encoder import ChatEncoder
 from flash_lm.data.conditioning import Conditioning
+from flash_lm.data.corpus_of_path import fit_corpus
 from flash_lm.data.tasks import Task
 from flash_lm.data.tokenizer import Tokenizer
 from flash_lm.errors import InputError
@@ -245,4 +246,4 @@ def _override(raw: Any, overrides: Sequence[str]) -> None:
             for word in trained
         )
     apply_overrides(raw, list(overrides))
-    check_path(raw, overrides)
+    fit_corpus(raw, overrides)

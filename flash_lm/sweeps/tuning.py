@@ -145,7 +145,7 @@ def _check(config: Any, key: str, budget: int) -> None:
     try:
         value = get_value(config, key)
     except (KeyError, TypeError):
-        raise InputError(f"--tune={key}: there is no such key; docs/keys.md lists the keys") from None
+        raise InputError(f"--tune={key}: there is no such key; flash-lm keys lists the keys") from None
     if not isinstance(value, float) or value <= 0:
         raise InputError(f"--tune={key} starts from the config's value, and {value} is not a number above 0.0")
     least = _FEWEST * max(_PARTS) * parse(config).data.tokens_per_batch
