@@ -1,69 +1,124 @@
-"""Plots validation perplexity, or accuracy, against steps and against training seconds."""
+"""Plots validation perplexity, or accuracy, against steps, training time and FLOPs of training."""
 
+import math
 import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from flash_lm.report.figure import new_figure, style
+from flash_lm.report.figure import SCREEN, Output, new_figure, style
 from flash_lm.runs.jsonl import Line
 
 # key of a validation line -> its label
 _AXES = {
     "step": "steps",
-    "train_seconds": "training seconds (without compilation, evaluation and saving)",
-    "rated_seconds": "training seconds at step times that were measured side by side",
+    "train_seconds": "training time, s (without compilation, evaluation and saving)",
+    "rated_seconds": "training time, s (steps timed side by side)",
+    "flops": "FLOPs of training",
 }
+_TIMES = ("train_seconds", "rated_seconds")
 # key of a validation line -> its label, its scale, its format on the axis and beside a run's name
 _QUALITIES = {
     "perplexity": ("validation perplexity per token", "log", "{x:g}", "{:.1f}"),
-    "accuracy": ("validation accuracy of the tokens to be predicted", "linear", "{x:.0%}", "{:.1%}"),
+    "accuracy": ("validation accuracy of the predicted tokens", "linear", "{x:.0%}", "{:.1%}"),
 }
+_LEGEND_COLUMNS = {"screen": 3, "single": 1, "double": 3}
+_ENTRY = 0.22  # inches of a line of the legend
+
+
+class Curve(NamedTuple):
+    """The points of one or several runs that differ only in their seed.
+
+    Attributes:
+        lines: the validation lines of each run.
+        results: the final result of each run.
+    """
+
+    lines: Sequence[Sequence[Line]]
+    results: Sequence[Line]
+
+    def has(self, key: str) -> bool:
+        """Whether all its points have a value."""
+        return all(key in line for run in self.lines for line in run)
+
+    def points(self, x: str, y: str) -> list[tuple[float, float, float, float]]:
+        """Where each run has them: x (the mean over runs), the mean of y, its lowest and its highest value."""
+        rows = list(zip(*self.lines, strict=False))
+        mean = lambda row, key: sum(line[key] for line in row) / len(row)
+        return [(mean(row, x), mean(row, y), min(z[y] for z in row), max(z[y] for z in row)) for row in rows]
 
 
 def plot_curves(
-    curves: dict[str, list[Line]],
-    results: dict[str, Line],
+    curves: Mapping[str, Curve],
     path: pathlib.Path,
     title: str,
-    time: str = "train_seconds",
+    *,
+    axes: Sequence[str] = ("step", "train_seconds"),
     quality: str = "perplexity",
+    output: Output = SCREEN,
 ) -> None:
-    """Draws one curve per run in two panels: quality for the same data, and quality for the same time.
+    """Draws quality against several measures of training, a panel for each; bands go from the lowest to the highest seed.
 
-    A curve's points may use only the first tokens of a split; the axis label says so. The number beside a run's name
-    is its result on a full split, as in a table, not the curve's last point.
+    A curve's points may use only the first tokens of a split; the axis label says so. The number beside a name is the
+    result on a full split, as in a table, not the curve's last point.
 
     Args:
-        curves: name of the run -> its validation lines.
-        results: name of the run -> its final result.
-        path: the PNG to write.
-        title: the title, which says what was trained.
-        time: key of the second panel's time axis.
+        curves: by name.
+        path: the file to write.
+        title: the title, which says what was trained; a paper's figure has none.
+        axes: keys of the x axes; one that a curve lacks is left out.
         quality: perplexity or accuracy.
+        output: formats and width.
     """
-    keys, (label, scale, tick, end) = ("step", time), _QUALITIES[quality]
-    with new_figure(path, 1, len(keys), (5.5, 5), sharey=True) as (figure, (panels,)):
-        for axes, key in zip(panels, keys, strict=True):
-            for i, (name, lines) in enumerate(curves.items()):
-                x, y = ([line[field] for line in lines] for field in (key, quality))
-                axes.plot(x, y, markersize=4, label=f"{name}: {end.format(results[name][quality])}", **style(i))
-            axes.margins(x=0.03)
-            axes.set_xlim(left=0)
-            axes.set_xlabel(_AXES[key])
-        # The panels share the y axis, and one legend with the final results.
-        first = panels[0]
-        first.set_yscale(scale)
-        first.yaxis.set_major_formatter(tick)
-        first.yaxis.set_minor_formatter(tick)
-        first.set_ylabel(label + _scored_on(curves))
-        named = first.get_legend_handles_labels()
-        splits = " and ".join(dict.fromkeys(results[name]["split"] for name in curves))
-        heading = f"final result on the\nfull {splits} split"
-        figure.legend(*named, loc="outside right center", frameon=False, title=heading)
-        figure.suptitle(title)
+    keys = [key for key in axes if all(curve.has(key) for curve in curves.values())]
+    label, scale, tick, end = _QUALITIES[quality]
+    columns = min(_LEGEND_COLUMNS[output.width], len(curves))
+    legend = _ENTRY * math.ceil(len(curves) / columns)
+    rows, across = output.arrange(len(keys))
+    with new_figure(path, rows, across, (4.8, 4 + legend), output, sharey=True) as (figure, grid):
+        for panel, key in zip(grid.flat, keys, strict=True):
+            for i, (name, curve) in enumerate(curves.items()):
+                x, y, low, high = zip(*curve.points(key, quality), strict=True)
+                final = sum(result[quality] for result in curve.results) / len(curve.results)
+                look = style(i) | ({} if output.on_paper else {"markersize": 4})
+                panel.plot(x, y, label=f"{name}: {end.format(final)}", **look)
+                if len(curve.lines) > 1:
+                    panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            panel.margins(x=0.03)
+            panel.set_xlim(left=0)
+            panel.set_xlabel(_x_label(key, curves))
+            panel.set_yscale(scale)
+            panel.yaxis.set_major_formatter(tick)
+            panel.yaxis.set_minor_formatter(tick)
+        for panel in grid[:, 0]:
+            panel.set_ylabel(label + _scored_on(curves))
+        # One legend with the final results, below the panels, where it has room for any number of names.
+        splits = " and ".join(dict.fromkeys(result["split"] for curve in curves.values() for result in curve.results))
+        named = grid.flat[0].get_legend_handles_labels()
+        heading = f"name: {quality} on the full {splits} split" + _seeds(curves)
+        figure.legend(*named, loc="outside lower center", frameon=False, ncols=columns, title=heading)
+        if not output.on_paper:
+            figure.suptitle(title)
 
 
-def _scored_on(curves: dict[str, list[Line]]) -> str:
+def _x_label(key: str, curves: Mapping[str, Curve]) -> str:
+    """The axis label, for a time with the hardware."""
+    devices = dict.fromkeys(
+        result.get("trained_device") or result.get("device", "")
+        for curve in curves.values()
+        for result in curve.results
+    )
+    where = " and ".join(filter(None, devices))
+    return f"{_AXES[key]}\n{where}" if key in _TIMES and where else _AXES[key]
+
+
+def _seeds(curves: Mapping[str, Curve]) -> str:
+    seeds = max(len(curve.lines) for curve in curves.values())
+    return f"; mean of {seeds} seeds, bands from the lowest to the highest" if seeds > 1 else ""
+
+
+def _scored_on(curves: Mapping[str, Curve]) -> str:
     """The axis label's part on the number of tokens per point, if the lines have it."""
-    counts = sorted({line["tokens"] for lines in curves.values() for line in lines if "tokens" in line})
+    counts = sorted({line["tokens"] for curve in curves.values() for run in curve.lines for line in run if "tokens" in line})
     if not counts:
         return ""
-    return f", {' to '.join(f'{x:,.0f}' for x in dict.fromkeys((counts[0], counts[-1])))} tokens per point"
+    return f",\n{' to '.join(f'{x:,.0f}' for x in dict.fromkeys((counts[0], counts[-1])))} tokens per point"

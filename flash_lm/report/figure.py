@@ -1,16 +1,61 @@
-"""Shared parts of all plots: a frame, and styles of curves that differ even without colour."""
+"""Shared parts of all plots: a frame for the screen or a paper, and styles of curves that differ without colour, too."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_LINES = ("-", "--", "-.", ":")
-_MARKERS = "osv^D"
+# Colours that people with any kind of colour blindness tell apart (Okabe and Ito 2008, "Color Universal Design",
+# https://jfly.uni-koeln.de/color/), without yellow, which is too pale on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#56B4E9", "#E69F00")
+_LINES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
+_MARKERS = "osv^DPX<>*"
 _NEAR = 2.0  # greatest over smallest value, below which even steps of an axis are read more easily than 1, 2, 5
 _FEW = 5  # about as many steps
+FORMATS = ("png", "pdf", "svg")
+# Inches of a paper's column and page (the templates of ICML); None: as large as a plot needs on a screen.
+WIDTHS = {"screen": None, "single": 3.25, "double": 6.75}
+_PAPER = {
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.labelsize": 7,
+    "legend.fontsize": 6,
+    "xtick.labelsize": 6,
+    "ytick.labelsize": 6,
+    "lines.linewidth": 1,
+    "lines.markersize": 2.5,
+    "axes.linewidth": 0.6,
+}
+# Letters in a PDF or SVG stay letters, so that they can be searched and edited.
+_LETTERS = {"pdf.fonttype": 42, "svg.fonttype": "none"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """How figures are written.
+
+    Attributes:
+        formats: some of `FORMATS`; a file for each.
+        width: a key of `WIDTHS`.
+    """
+
+    formats: tuple[str, ...] = ("png",)
+    width: str = "screen"
+
+    @property
+    def on_paper(self) -> bool:
+        """Whether the figure is for a paper, whose caption is its title."""
+        return self.width != "screen"
+
+    def arrange(self, panels: int) -> tuple[int, int]:
+        """Rows and columns of some panels: one above the other in a single column, else side by side."""
+        return (panels, 1) if self.width == "single" else (1, panels)
+
+
+SCREEN = Output()
 
 
 def can_draw() -> bool:
@@ -22,14 +67,22 @@ def can_draw() -> bool:
 
 
 @contextlib.contextmanager
-def new_figure(path: pathlib.Path, rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
-    """Makes a figure with rows × columns of axes, and writes it when the block ends.
+def new_figure(
+    path: pathlib.Path,
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    output: Output = SCREEN,
+    **options: Any,
+) -> Iterator[Any]:
+    """Makes a figure with rows × columns of axes, and writes it when the block ends; nothing of it is cut.
 
     Args:
-        path: the PNG to write; its folder is created if necessary.
+        path: the file to write, with any ending; its folder is created if necessary.
         rows: number of rows of axes.
         columns: number of columns of axes.
-        size: size of one of the axes, in inches.
+        size: width and height of one of the axes, in inches; a paper's width keeps their ratio.
+        output: formats and width.
         options: options of matplotlib's `subplots`.
     """
     # Matplotlib is an extra, and slow to import.
@@ -38,21 +91,30 @@ def new_figure(path: pathlib.Path, rows: int, columns: int, size: tuple[float, f
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
-    figsize = (columns * size[0], rows * size[1])
-    figure, grid = plt.subplots(rows, columns, squeeze=False, figsize=figsize, layout="constrained", **options)
-    for axes in grid.flat:
-        axes.spines[["top", "right"]].set_visible(False)
-    yield figure, grid
-    for axes in grid.flat:
-        axes.grid(visible=True, which="both", alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    width = WIDTHS[output.width] or columns * size[0]
+    figsize = (width, rows * size[1] * width / (columns * size[0]))
+    with matplotlib.rc_context(_LETTERS | (_PAPER if output.on_paper else {})):
+        figure, grid = plt.subplots(rows, columns, squeeze=False, figsize=figsize, layout="constrained", **options)
+        for axes in grid.flat:
+            axes.spines[["top", "right"]].set_visible(False)
+        yield figure, grid
+        for axes in grid.flat:
+            axes.grid(visible=True, which="both", alpha=0.25)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for kind in output.formats:
+            # A date would make the same figure another file.
+            metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+            figure.savefig(path.with_suffix(f".{kind}"), dpi=150, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+        plt.close(figure)
 
 
 def style(i: int) -> dict[str, Any]:
-    """The style of the i-th curve."""
-    return {"linestyle": _LINES[i % len(_LINES)], "marker": _MARKERS[i % len(_MARKERS)], "color": f"C{i % 10}"}
+    """The style of the i-th curve: 140 that differ, neighbours in colour, line and marker."""
+    return {
+        "linestyle": _LINES[i % len(_LINES)],
+        "marker": _MARKERS[i % len(_MARKERS)],
+        "color": _COLOURS[i % len(_COLOURS)],
+    }
 
 
 def round_ticks(values: Sequence[float]) -> list[float]:
