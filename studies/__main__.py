@@ -20,11 +20,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks.lib.timing import ROUNDS
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
+from flash_lm.timing.turns import ROUNDS
 from studies.protocol import cores
 from studies.protocol.checkout import checkout, python_path, short_commit
 

@@ -12,9 +12,9 @@ import tomllib
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replace_block
 from flash_lm.runs.jsonl import Line, read_lines
+from flash_lm.sweeps.jobs import read_job_lines
 from studies.curves import perplexity_after, ratio_at_equal_time, seed_curves
 from studies.protocol.hypotheses import Hypothesis, best_timings, step_name
-from studies.protocol.jobs import read_job_lines
 from studies.protocol.verdict import ALIKE, FAILS, HOLDS, NOT_RUN, UNDECIDED, WORDS
 
 HERE = pathlib.Path(__file__).parent

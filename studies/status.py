@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
+from flash_lm.sweeps.jobs import JobFolder
 from studies.controls import design
 from studies.protocol import cores
-from studies.protocol.jobs import JobFolder
 from studies.protocol.queue import DONE, LONG, NEXT, RUNNING, WAITING, State, states
 
 _COLUMNS: Columns = {

@@ -9,9 +9,9 @@ from small import ROOT
 
 from flash_lm.cli.run import run
 from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.sweeps.jobs import read_job_lines
 from studies.__main__ import _link_results, main
 from studies.controls import design
-from studies.protocol.jobs import read_job_lines
 
 
 def test_a_commit_finds_the_results_by_the_names_that_it_knows(tmp_path):

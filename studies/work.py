@@ -22,10 +22,10 @@ def main(argv: list[str]) -> None:
     end = time.monotonic() + 3600 * (arguments.hours or 0)
     with one_core(arguments.queue):
         # Imported only now: JAX starts a thread for each core that the process may use.
+        from flash_lm.sweeps.jobs import JobFolder, make_jobs  # noqa: PLC0415
         from flash_lm.training.interrupt import stop_on_signal  # noqa: PLC0415
         from studies.controls import data, design  # noqa: PLC0415
         from studies.protocol.first_losses import first_losses  # noqa: PLC0415
-        from studies.protocol.jobs import JobFolder, make_jobs  # noqa: PLC0415
         from studies.protocol.queue import read_hashes, select_queued  # noqa: PLC0415
 
         texts = data.prepare_texts(arguments.data, arguments.queue / "data")

@@ -14,13 +14,14 @@ from small import config_names, study_configs, text_tasks
 
 from flash_lm.cli.load import config_name, load_config, load_module, packaged_configs, read_config, split_preset
 from flash_lm.cli.types import mesh_shapes, parse_integers
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse, parse_model
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.configs import quickstart
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.families.family import FAMILIES, complete, complete_config
-from flash_lm.sweeps.grid import apply_changes, grid_runs
+from flash_lm.sweeps.grid import grid_runs
 from flash_lm.training.train_state import ModelFunction
 
 pytestmark = pytest.mark.every_family

@@ -7,13 +7,13 @@ from flax.traverse_util import flatten_dict
 
 from flash_lm.cli.load import load_config
 from flash_lm.config import keys
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import Config, identifying_keys, upgrade
 from flash_lm.config.keys import key, section
 from flash_lm.config.renamed_keys import FOREIGN, RENAMED
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.runs.run_folder import RunFolder, run_hash
-from flash_lm.sweeps.grid import apply_changes
 
 
 @pytest.fixture

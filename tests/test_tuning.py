@@ -8,13 +8,13 @@ from small import override_flags, small_config, write_corpus
 
 from flash_lm import sweep
 from flash_lm.cli.types import count
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.configs import quickstart
 from flash_lm.errors import InputError
 from flash_lm.report.tuning import write_tuning
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
 from flash_lm.sweeps import tuning
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.sweeps.tuning import best_values, tune
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")

@@ -16,8 +16,6 @@ from typing import Any
 
 import jax
 
-from benchmarks.lib.bare_decoding import BareDecoding
-from benchmarks.lib.timing import ROUNDS, Cell, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import parse_integers, positive, split_words
@@ -26,6 +24,8 @@ from flash_lm.errors import InputError
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import provenance
+from flash_lm.timing.bare_decoding import BareDecoding
+from flash_lm.timing.turns import ROUNDS, Cell, take_turns
 from flash_lm.training.device import free_memory
 
 PIXELS = {"MNIST": 28 * 28, "CIFAR-10": 32 * 32 * 3}

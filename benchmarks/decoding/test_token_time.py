@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from benchmarks.decoding import token_time
-from benchmarks.lib.timing import COUNTED
 from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.timing.turns import COUNTED
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]

@@ -20,10 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.lib.bare_decoding import BareDecoding
-from benchmarks.lib.cell_lines import CellLines
-from benchmarks.lib.machine import machine, machines
-from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import parse_integers, positive
@@ -34,6 +30,10 @@ from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import markdown_table, pivot
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, write_jsonl
+from flash_lm.timing.bare_decoding import BareDecoding
+from flash_lm.timing.cell_lines import CellLines
+from flash_lm.timing.machine import machine, machines
+from flash_lm.timing.turns import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.training.chips import peak_flops
 from flash_lm.training.device import free_memory
 

@@ -26,10 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.lib.cell_lines import CellLines
-from benchmarks.lib.machine import machine, machines
 from benchmarks.lib.peers import add_python
-from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from benchmarks.peers.speed import PeerError, ask, start_peer
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -46,6 +43,9 @@ from flash_lm.ops.linear_attention import elu_plus_one
 from flash_lm.ops.segments import whole_row
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
+from flash_lm.timing.cell_lines import CellLines
+from flash_lm.timing.machine import machine, machines
+from flash_lm.timing.turns import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.training.chips import peak_flops
 
 WORKER = pathlib.Path(__file__).with_name("races_worker.py")

@@ -22,9 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.lib.agreement import AGREES, worst_head
-from benchmarks.lib.cell_lines import CellLines
-from benchmarks.lib.machine import machine, machines
-from benchmarks.lib.timing import Cell, make_turn, take_turns
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
 from flash_lm.errors import InputError, RunError
@@ -36,6 +33,9 @@ from flash_lm.ops.segments import find_segments
 from flash_lm.ops.visibility import KeySpan, MaskStructure
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
+from flash_lm.timing.cell_lines import CellLines
+from flash_lm.timing.machine import machine, machines
+from flash_lm.timing.turns import Cell, make_turn, take_turns
 
 OF_PLATFORM = {"gpu": ("cudnn",), "tpu": ("splash",)}
 THREADS = 8  # cases that are compiled at the same time

@@ -25,8 +25,6 @@ import numpy as np
 from flax import nnx
 
 from benchmarks.lib.agreement import AGREES, distance
-from benchmarks.lib.machine import machine
-from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import parse_integers, positive, split_words
@@ -41,6 +39,8 @@ from flash_lm.ops.implementations import recorded
 from flash_lm.ops.segments import find_segments, whole_row
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line, append_jsonl
+from flash_lm.timing.machine import machine
+from flash_lm.timing.turns import ROUNDS, Cell, make_turn, take_turns
 
 BOTH_WAYS = ("flash_quad", "flash")  # the other families only have a causal kernel
 FORMS = ("pallas", "xla")

@@ -1,1 +1,1 @@
-"""Code that benchmarks share: timing, peak rates of devices, collectives, bare steps."""
+"""Code that benchmarks share: collectives and moved bytes of compiled programs, other libraries, allocators."""

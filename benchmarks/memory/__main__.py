@@ -14,14 +14,14 @@ import resource
 
 import jax
 
-from benchmarks.lib.bare_step import BareStep
-from benchmarks.lib.timing import make_turn
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.config.experiment import parse
 from flash_lm.families.family import complete_config
 from flash_lm.runs.jsonl import append_jsonl
 from flash_lm.runs.provenance import provenance
+from flash_lm.timing.bare_step import BareStep
+from flash_lm.timing.turns import make_turn
 
 
 def main(argv: list[str]) -> None:

@@ -26,10 +26,7 @@ import jax
 from ml_collections import ConfigDict
 
 from benchmarks.lib.allocator import chosen_settings, keep_memory
-from benchmarks.lib.bare_step import BareStep, step_config
-from benchmarks.lib.machine import machine, machines
 from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, peer_shape
-from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -42,6 +39,9 @@ from flash_lm.report.markdown import markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, append_jsonl
 from flash_lm.runs.provenance import cpu_threads
+from flash_lm.timing.bare_step import BareStep, step_config
+from flash_lm.timing.machine import machine, machines
+from flash_lm.timing.turns import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.training.chips import peak_flops
 from flash_lm.training.train_state import ModelFunction
 

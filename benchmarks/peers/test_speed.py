@@ -8,12 +8,12 @@ import jax
 import pytest
 from small import ROOT
 
-from benchmarks.lib import timing
-from benchmarks.lib.timing import COUNTED
 from benchmarks.peers import speed
 from flash_lm.errors import InputError
 from flash_lm.ops.implementations import Implementations
 from flash_lm.runs.jsonl import read_jsonl
+from flash_lm.timing import turns
+from flash_lm.timing.turns import COUNTED
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 SMALL = [f"--config.model.{key}={value}" for key, value in {"num_layers": 1, "model_dim": 8, "num_heads": 2}.items()]
@@ -97,7 +97,7 @@ def fake_step(monkeypatch, step_ms, fails=()):
             clock[0] += step_ms[self.form] / 1000
 
     monkeypatch.setattr(speed, "BareStep", FakeStep)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: clock[0])
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import statistics
 
 import numpy as np
 
-from benchmarks.lib.bare_decoding import make_decode_turn
 from flash_lm.inference.engine import Engine
 from flash_lm.inference.model import TrainedModel
 from flash_lm.runs.jsonl import Line
+from flash_lm.timing.bare_decoding import make_decode_turn
 
 _TOKENS = 16  # of a turn, at least
 _WARM_UP = 2  # turns: one compiles, one touches the memory

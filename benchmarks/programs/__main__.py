@@ -16,8 +16,6 @@ from typing import Any
 
 import jax
 
-from benchmarks.lib.cell_lines import CellLines
-from benchmarks.lib.machine import machine
 from benchmarks.lib.moved_bytes import count_moved_bytes
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -30,6 +28,8 @@ from flash_lm.models.facts import training_flops
 from flash_lm.ops.implementations import recorded
 from flash_lm.ops.token_slices import slice_tokens
 from flash_lm.runs.jsonl import Line
+from flash_lm.timing.cell_lines import CellLines
+from flash_lm.timing.machine import machine
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.compiled_step import lower_step, program_bytes
 from flash_lm.training.compiler_options import compile_for

@@ -15,7 +15,6 @@ import jax
 from flax import nnx
 
 import flash_lm
-from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import parse_integers, positive
@@ -25,6 +24,7 @@ from flash_lm.families.family import common_forms
 from flash_lm.report.markdown import pivot
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.runs.provenance import provenance
+from flash_lm.timing.turns import ROUNDS, Cell, make_turn, take_turns
 
 NOT_OF_A_LAYER = ("family", "vocab_size", "absolute_positions", "causal", "max_length")
 

@@ -2,10 +2,10 @@
 
 import pathlib
 
-from benchmarks.lib.machine import machines
 from flash_lm.report.markdown import markdown_table, pivot
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line
+from flash_lm.timing.machine import machines
 
 BASELINE = "transformer_plus_plus"
 # title -> (key of a line, factor, format)

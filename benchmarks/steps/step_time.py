@@ -20,10 +20,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from benchmarks.lib.bare_step import BareStep, step_config
-from benchmarks.lib.cell_lines import CellLines
-from benchmarks.lib.machine import machine
-from benchmarks.lib.timing import ROUNDS, Cell, make_turn, take_turns
 from benchmarks.steps.report import BASELINE, plot_step_times, step_time_tables
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
@@ -37,6 +33,10 @@ from flash_lm.families.family import families_with_form
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import config_hash
+from flash_lm.timing.bare_step import BareStep, step_config
+from flash_lm.timing.cell_lines import CellLines
+from flash_lm.timing.machine import machine
+from flash_lm.timing.turns import ROUNDS, Cell, make_turn, take_turns
 from flash_lm.training.chips import peak_flops
 from flash_lm.training.device import free_memory
 

@@ -13,16 +13,16 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks.lib.cell_lines import CellLines
-from benchmarks.lib.machine import machine
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive, split_words
+from flash_lm.timing.cell_lines import CellLines
+from flash_lm.timing.machine import machine
 
 ROOT = pathlib.Path(__file__).parents[2]
 # It steps once for each line that it reads, and prints seconds by the clock and of the processor.
 _WORKER = """
 import sys, time
-from benchmarks.lib.bare_step import BareStep, step_config
+from flash_lm.timing.bare_step import BareStep, step_config
 from flash_lm.configs import small
 family, length, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 step = BareStep(step_config(small.get_config(), family, length, tokens_per_step=tokens, dtype="float32"))

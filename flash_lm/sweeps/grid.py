@@ -9,6 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from flash_lm.config.changes import Runs, apply_changes
 from flash_lm.config.experiment import is_free_text, parse
 from flash_lm.config.overrides import override
 from flash_lm.errors import InputError, NonfiniteError, RunError, Stopped
@@ -20,16 +21,6 @@ from flash_lm.training.resolve import continue_run, normalize
 from flash_lm.training.sharding import check_batch, make_mesh
 from flash_lm.training.train_loop import train
 from flash_lm.training.vmapped_loop import check_vmapped, train_vmapped
-
-Changes = Mapping[str, Any]  # key of the config, such as model.chunks.size -> value
-Runs = Mapping[str, Changes]  # by name
-
-
-def apply_changes(config: ConfigDict, changes: Changes) -> Any:
-    """Copies the config with these values: a ConfigDict, whose keys type checkers do not know."""
-    other = config.copy_and_resolve_references()
-    other.update_from_flattened_dict(dict(changes))
-    return other
 
 
 def grid_runs(config: ConfigDict, grid: list[str]) -> tuple[Runs, list[str]]:

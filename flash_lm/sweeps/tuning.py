@@ -13,10 +13,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from flash_lm.config.changes import Changes, Runs, apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, read_jsonl, write_jsonl
-from flash_lm.sweeps.grid import Changes, Runs, apply_changes, check_runs, get_value, raise_stopped, run_study
+from flash_lm.sweeps.grid import check_runs, get_value, raise_stopped, run_study
 
 _FACTOR = 2.0
 _PARTS = (4, 2, 1)  # of the budget, by round

@@ -7,8 +7,8 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from flash_lm.runs.jsonl import Line
+from flash_lm.sweeps.rates import lines_at_best_rate
 from studies.claims.evidence import Evidence, MissingError
-from studies.protocol.rates import lines_at_best_rate
 from studies.protocol.verdict import FEWEST, UNDECIDED, Verdict, judge_seeds
 from studies.recall.report import selection_loss
 

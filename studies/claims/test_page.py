@@ -12,12 +12,12 @@ import tomllib
 import pytest
 
 from flash_lm.cli.load import load_module, read_config
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.families.flash import GAUOptions
 from flash_lm.layers.mixed_chunk_core import ChunkOptions
-from flash_lm.sweeps.grid import apply_changes
 from studies.claims import page
 from studies.claims.__main__ import main
 from studies.claims.configs import aft, books, divisor, flash

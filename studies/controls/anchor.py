@@ -10,12 +10,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.configs import base
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
-from flash_lm.sweeps.grid import apply_changes, train_to_end
-from studies.protocol.jobs import Job, ShouldStop, study_hash
+from flash_lm.sweeps.grid import train_to_end
+from flash_lm.sweeps.jobs import Job, ShouldStop, study_hash
 
 PART = "anchor"
 PUBLISHED_NATS, NEAR_NATS = 1.88, 0.05

@@ -4,11 +4,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.runs.jsonl import Line
-from flash_lm.sweeps.grid import apply_changes
+from flash_lm.sweeps.jobs import Job, read_job_lines
 from studies.controls import anchor, recall
 from studies.controls.language import Candidate, Text, jobs, lines_at_best_rates
-from studies.protocol.jobs import Job, read_job_lines
 from studies.quality import config as study
 from studies.quality.run import POSITIONS, Part
 from studies.quality.step_times import time_parts

@@ -5,10 +5,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flash_lm.config.changes import Changes, apply_changes
 from flash_lm.runs.jsonl import Line
-from flash_lm.sweeps.grid import Changes, apply_changes
-from studies.protocol.jobs import Job, ShouldStop, study_hash
-from studies.protocol.rates import best_rate, rates_to_try
+from flash_lm.sweeps.jobs import Job, ShouldStop, study_hash
+from flash_lm.sweeps.rates import best_rate, rates_to_try
 from studies.quality import config as study
 from studies.quality.run import DECAY, Part, Trunk, run_trunk
 

@@ -8,10 +8,10 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.runs.jsonl import Line, group_lines
 from flash_lm.runs.run_folder import run_hash
-from flash_lm.sweeps.grid import apply_changes
-from studies.protocol.jobs import Job, ShouldStop
+from flash_lm.sweeps.jobs import Job, ShouldStop
 from studies.recall.configs import mqar_as_measured as measured
 from studies.recall.run import Model, list_models, run_model
 

@@ -6,16 +6,16 @@ import pathlib
 import pytest
 from small import ROOT
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
 from flash_lm.models.facts import facts
-from flash_lm.sweeps.grid import apply_changes
+from flash_lm.sweeps.jobs import JobFolder, study_hash
 from studies.controls import anchor, design, recall
 from studies.controls.hypotheses import HYPOTHESES, anchor_verdict, recall_verdicts
 from studies.controls.language import Candidate, Text, candidate_rates, find_best_rate, jobs, lines_at_best_rates
 from studies.controls.report import write_controls
-from studies.protocol.jobs import JobFolder, study_hash
 from studies.protocol.queue import MOST_HOURS, read_hashes, select_queued
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.quality import config as study

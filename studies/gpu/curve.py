@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks.lib.cell_lines import CellLines
-from benchmarks.lib.machine import machine, machines
 from flash_lm.cli.compile_cache import keep_compiled
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
+from flash_lm.config.changes import apply_changes
 from flash_lm.errors import NonfiniteError, Stopped
 from flash_lm.models.facts import FORWARD_AND_BACKWARD, facts
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, read_jsonl
-from flash_lm.sweeps.grid import apply_changes
+from flash_lm.timing.cell_lines import CellLines
+from flash_lm.timing.machine import machine, machines
 from flash_lm.training.chips import peak_flops
 from flash_lm.training.interrupt import stop_on_signal
 from studies.curves import ratio_at_equal_time, seed_curves

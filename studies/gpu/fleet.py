@@ -22,15 +22,15 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.lib.machine import machine
 from flash_lm.cli.run import run
 from flash_lm.cli.types import positive
+from flash_lm.config.changes import apply_changes
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
 from flash_lm.runs.provenance import config_hash
-from flash_lm.sweeps.grid import apply_changes
+from flash_lm.sweeps.jobs import RUNS, Job
+from flash_lm.timing.machine import machine
 from studies.controls import anchor, design, recall
-from studies.protocol.jobs import RUNS, Job
 from studies.quality import data as texts
 from studies.quality.run import DECAY
 

@@ -8,10 +8,10 @@ import pytest
 from small import ROOT
 
 from flash_lm.cli.load import load_config
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.models.facts import facts
 from flash_lm.runs.provenance import config_hash
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.vmapped_loop import check_vmapped
 from studies.controls import design
 from studies.gpu import curve, fleet

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from small import ROOT
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.runs.run_folder import run_hash
-from flash_lm.sweeps.grid import apply_changes
 from studies.lra import __main__ as lra_program
 from studies.lra import data, models, published
 from studies.lra.configs import listops_short

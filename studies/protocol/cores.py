@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 from flash_lm.errors import InputError
-from studies.protocol.jobs import try_lock
+from flash_lm.sweeps.jobs import try_lock
 from studies.protocol.locks import lock_holder
 
 _LOWEST = 19  # priority

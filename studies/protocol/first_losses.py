@@ -5,10 +5,11 @@ import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import apply_changes, raise_stopped
+from flash_lm.sweeps.grid import raise_stopped
+from flash_lm.sweeps.jobs import Job, ShouldStop
 from flash_lm.training.train_loop import train
-from studies.protocol.jobs import Job, ShouldStop
 
 TOLERANCE = 1e-6  # nats
 STEPS = 4  # from the second on, losses depend on the optimizer

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from flash_lm.runs.json_file import load_json
-from studies.protocol.jobs import Job, JobFolder
+from flash_lm.sweeps.jobs import Job, JobFolder
 from studies.protocol.locks import lock_holder
 
 MOST_HOURS = 2.0  # of a job in the queue; a longer one is listed and not made

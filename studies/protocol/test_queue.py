@@ -15,8 +15,8 @@ from small import ROOT
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.jsonl import read_jsonl, read_lines, write_jsonl
+from flash_lm.sweeps.jobs import Job, JobFolder, make_jobs, merge_job_files, read_job_lines, try_lock, write_job_lines
 from studies.protocol import cores
-from studies.protocol.jobs import Job, JobFolder, make_jobs, merge_job_files, read_job_lines, try_lock, write_job_lines
 from studies.protocol.queue import DONE, LONG, MOST_HOURS, NEXT, RUNNING, WAITING, select_queued, states
 
 ABOUT = {"study_commit": "abc"}
@@ -144,8 +144,8 @@ def test_what_another_process_has_begun_is_left_to_it(tmp_path):
 KILLED = """
     import os, pathlib, signal, sys
     sys.path.insert(0, {root!r})
-    from studies.protocol import jobs
-    from studies.protocol.jobs import Job, JobFolder, make_jobs
+    from flash_lm.sweeps import jobs
+    from flash_lm.sweeps.jobs import Job, JobFolder, make_jobs
     def make(folder, should_stop):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "begun").touch()

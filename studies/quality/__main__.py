@@ -14,14 +14,14 @@ import logging
 import pathlib
 from typing import Any
 
-from benchmarks.lib.timing import ROUNDS
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive, split_words
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.errors import InputError
 from flash_lm.runs.provenance import hash_of_files
+from flash_lm.sweeps.jobs import JobFolder, finish, make_jobs, read_job_lines
+from flash_lm.timing.turns import ROUNDS
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import JobFolder, finish, make_jobs, read_job_lines
 from studies.quality import config as study
 from studies.quality.report import write_study
 from studies.quality.run import list_jobs, select_parts

@@ -10,9 +10,9 @@ from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.tuning import write_tuning
 from flash_lm.runs.jsonl import Line, group_lines, read_lines, write_jsonl
+from flash_lm.sweeps.jobs import RATES, read_job_lines
 from flash_lm.sweeps.tuning import best_values
 from studies.protocol.hypotheses import Hypothesis, best_timings, step_name
-from studies.protocol.jobs import RATES, read_job_lines
 from studies.protocol.verdict import BY_INTERVAL, verdict_table
 from studies.quality.implementations import compare_implementations, implementations_table
 from studies.quality.run import POSITIONS

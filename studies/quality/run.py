@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from flash_lm.config.changes import Changes, Runs, apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.data.slices import ALL
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line, group_lines
-from flash_lm.sweeps.grid import Changes, Runs, apply_changes, check_runs, train_to_end
+from flash_lm.sweeps.grid import check_runs, train_to_end
+from flash_lm.sweeps.jobs import RATES, Job, ShouldStop, read_job_lines, study_hash
 from flash_lm.sweeps.tuning import best_values, tune
-from studies.protocol.jobs import RATES, Job, ShouldStop, read_job_lines, study_hash
 
 DECAY = 5  # the last fifth of each budget decays
 STABLE = "stable"

@@ -10,12 +10,12 @@ from oracles import families as oracle_families
 
 from flash_lm import build_model
 from flash_lm.cli.load import load_module
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse_model
 from flash_lm.families.family import FAMILIES, complete, layer_configs
 from flash_lm.layers.dense import Output
 from flash_lm.models.facts import facts
 from flash_lm.models.model_inputs import ModelInputs
-from flash_lm.sweeps.grid import apply_changes
 from studies.quality.run import list_trunks, schedules
 
 TABLE = load_module("studies/quality/config.py")

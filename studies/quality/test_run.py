@@ -9,15 +9,16 @@ import pytest
 from small import small_config, write_corpus
 
 from flash_lm.cli.load import load_config, load_module
+from flash_lm.config.changes import apply_changes
 from flash_lm.errors import InputError, NonfiniteError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
-from flash_lm.sweeps.grid import apply_changes
+from flash_lm.sweeps.jobs import RATES, JobFolder, finish, make_jobs, read_job_lines, try_lock
+from flash_lm.timing import step_times
 from flash_lm.training.train_loop import train
-from studies.protocol.jobs import RATES, JobFolder, finish, make_jobs, read_job_lines, try_lock
 from studies.quality import __main__ as quality_program
-from studies.quality import data, run, step_times
+from studies.quality import data, run
 from studies.quality.run import (
     Part,
     list_jobs,

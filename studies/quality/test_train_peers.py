@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.errors import InputError, RunError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
-from flash_lm.sweeps.grid import apply_changes
+from flash_lm.sweeps.jobs import read_job_lines, try_lock
 from flash_lm.training.train_loop import train
-from studies.protocol.jobs import read_job_lines, try_lock
 from studies.quality import train_peers
 from studies.quality.run import Part, list_trunks, schedules
 

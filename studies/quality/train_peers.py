@@ -23,17 +23,17 @@ from benchmarks.lib.peers import MOST_UNEQUAL, add_python, check_python, peer_sh
 from flash_lm.cli.huge_pages import user_environment
 from flash_lm.cli.run import run
 from flash_lm.cli.types import split_words
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.data.batches import evaluation_batches
 from flash_lm.data.share import single_host_share
 from flash_lm.errors import InputError, RunError
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import hash_of_files, provenance
-from flash_lm.sweeps.grid import apply_changes
+from flash_lm.sweeps.jobs import Job, JobFolder, finish, make_jobs, study_hash
 from flash_lm.training.evaluation import block_sums, compute_scores
 from flash_lm.training.schedule import learning_rate
 from flash_lm.training.setup import Experiment, build_experiment
-from studies.protocol.jobs import Job, JobFolder, finish, make_jobs, study_hash
 from studies.quality import config as study
 from studies.quality.implementations import peer_rates
 from studies.quality.run import BLOCKS, Trunk, list_trunks, read_best_rates, schedules

@@ -14,15 +14,15 @@ Small models leave most of a machine idle. The same command, started once per co
 
 import argparse
 
-from benchmarks.lib.timing import ROUNDS
 from flash_lm.cli.load import load_module
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import read_jsonl, read_lines, write_jsonl
+from flash_lm.sweeps.jobs import JobFolder, finish, make_jobs, read_job_lines
+from flash_lm.timing.turns import ROUNDS
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import JobFolder, finish, make_jobs, read_job_lines
 from studies.recall.report import plot_recall, recall_table, summarize
 from studies.recall.run import list_jobs, list_models, time_decoding
 

@@ -6,7 +6,7 @@ import statistics
 from flash_lm.report.figure import new_figure, style
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol.rates import lines_at_best_rate
+from flash_lm.sweeps.rates import lines_at_best_rate
 
 
 def selection_loss(line: Line) -> float:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from benchmarks.lib.bare_decoding import BareDecoding
-from benchmarks.lib.timing import Cell, take_turns
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.config.overrides import variant
 from flash_lm.inference.scoring import evaluate
@@ -17,9 +16,11 @@ from flash_lm.models.facts import facts
 from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
-from flash_lm.sweeps.grid import apply_changes, train_to_end
-from studies.protocol.jobs import Job, ShouldStop, read_job_lines
-from studies.protocol.rates import rate_and_seed_jobs
+from flash_lm.sweeps.grid import train_to_end
+from flash_lm.sweeps.jobs import Job, ShouldStop, read_job_lines
+from flash_lm.sweeps.rates import rate_and_seed_jobs
+from flash_lm.timing.bare_decoding import BareDecoding
+from flash_lm.timing.turns import Cell, take_turns
 from studies.recall.report import selection_loss
 
 _TOKENS, _ROWS = 8, 16  # tokens per turn of decoding, and sequences of the batch

@@ -5,11 +5,11 @@ import pathlib
 import pytest
 from small import ROOT
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
-from flash_lm.sweeps.grid import apply_changes
-from studies.protocol.jobs import JobFolder, make_jobs, read_job_lines
+from flash_lm.sweeps.jobs import JobFolder, make_jobs, read_job_lines
 from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
 from studies.recall.report import plot_recall, recall_table, selection_loss, summarize
 from studies.recall.run import list_jobs, list_models, time_decoding

@@ -16,9 +16,9 @@ from flash_lm.cli.types import local_path
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
 from flash_lm.runs.jsonl import write_jsonl
+from flash_lm.sweeps.jobs import JobFolder, finish, make_jobs, read_job_lines
+from flash_lm.sweeps.rates import rate_and_seed_jobs
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import JobFolder, finish, make_jobs, read_job_lines
-from studies.protocol.rates import rate_and_seed_jobs
 from studies.protocol.ratios import SEEDS
 from studies.protocol.verdict import verdict_table
 from studies.seq2seq.report import plot_seq2seq, selection_loss, seq2seq_table, summarize

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flash_lm.report.figure import new_figure, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line
-from studies.protocol.rates import lines_at_best_rate
+from flash_lm.sweeps.rates import lines_at_best_rate
 from studies.protocol.verdict import DIFFERENCE, Rule, Verdict, judge_seeds
 
 _MODELS: Columns = {

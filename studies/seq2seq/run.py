@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.inference.scoring import evaluate
 from flash_lm.report.results import validation_curve
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.provenance import provenance
-from flash_lm.sweeps.grid import apply_changes, train_to_end
-from studies.protocol.jobs import ShouldStop
+from flash_lm.sweeps.grid import train_to_end
+from flash_lm.sweeps.jobs import ShouldStop
 
 
 class Model(NamedTuple):

@@ -12,11 +12,11 @@ from small import ROOT
 
 from flash_lm import build_model
 from flash_lm.cli.load import load_module
+from flash_lm.config.changes import apply_changes
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import apply_changes
-from studies.protocol.jobs import JobFolder, read_job_lines
-from studies.protocol.rates import rate_and_seed_jobs
+from flash_lm.sweeps.jobs import JobFolder, read_job_lines
+from flash_lm.sweeps.rates import rate_and_seed_jobs
 from studies.seq2seq import __main__ as seq2seq_program
 from studies.seq2seq import data
 from studies.seq2seq.configs import copy, couplets

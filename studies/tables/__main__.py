@@ -19,18 +19,19 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from benchmarks.lib.timing import ROUNDS
 from flash_lm.cli.load import load_module
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.overrides import apply_overrides
 from flash_lm.errors import InputError
 from flash_lm.report.comparison import write_curves
 from flash_lm.report.results import newest_results
 from flash_lm.runs.jsonl import write_jsonl
-from flash_lm.sweeps.grid import apply_changes, check_runs, raise_failures, raise_stopped, run_study
+from flash_lm.sweeps.grid import check_runs, raise_failures, raise_stopped, run_study
+from flash_lm.timing.step_times import time_steps, timed_microbatches
+from flash_lm.timing.turns import ROUNDS
 from flash_lm.training.interrupt import stop_on_signal
-from studies.quality.step_times import time_steps, timed_microbatches
 from studies.tables.report import plot_quality_against_step_time, reproduction_table
 
 _HERE = pathlib.Path(__file__).parent

@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
+from flash_lm.config.changes import apply_changes
 from flash_lm.data.splits import load_splits
 from flash_lm.data.tokenizers import train_sentencepiece
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import Line, write_jsonl
 from flash_lm.runs.provenance import hash_of_files
-from flash_lm.sweeps.grid import apply_changes
+from flash_lm.sweeps.jobs import JobFolder, finish
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.jobs import JobFolder, finish
 from studies.transfer import config as design
 from studies.transfer.report import BASELINE, write_transfer
 from studies.transfer.run import Transfer, run_transfer

@@ -12,7 +12,7 @@ from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.runs.jsonl import Line, group_lines, read_lines, write_jsonl
-from studies.protocol.jobs import PRETRAINING, read_job_lines
+from flash_lm.sweeps.jobs import PRETRAINING, read_job_lines
 from studies.protocol.verdict import DIFFERENCE, FAILS, HOLDS, UNDECIDED, Rule, Verdict, judge_seeds
 
 POINTS = 100.0  # percentage points per unit of a share

@@ -3,7 +3,7 @@
 Each family is pretrained once per corpus. Then each arm's learning rate is tuned. Then the runs follow. A run is
 written as lines when it is scored, and its weights are removed. Pretrained weights stay until all runs of the family
 are done. If they are lost before, they are made again. Several processes may share a study, see
-`studies.protocol.jobs`.
+`flash_lm.sweeps.jobs`.
 """
 
 import itertools
@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from flash_lm.config.changes import Changes, apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.errors import NonfiniteError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import Line
-from flash_lm.sweeps.grid import Changes, apply_changes, check_runs, train_to_end
+from flash_lm.sweeps.grid import check_runs, train_to_end
+from flash_lm.sweeps.jobs import PRETRAINING, RATES, Job, JobFolder, ShouldStop, make_jobs, study_hash
 from flash_lm.sweeps.tuning import best_values, tune
-from studies.protocol.jobs import PRETRAINING, RATES, Job, JobFolder, ShouldStop, make_jobs, study_hash
 
 
 class Arm(NamedTuple):

@@ -11,7 +11,7 @@ from small import small_config
 from flash_lm.errors import InputError, NonfiniteError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.sweeps import grid
-from studies.protocol.jobs import PRETRAINING, JobFolder, merge_job_files, read_job_lines, try_lock
+from flash_lm.sweeps.jobs import PRETRAINING, JobFolder, merge_job_files, read_job_lines, try_lock
 from studies.protocol.verdict import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from studies.transfer import __main__ as transfer_program
 from studies.transfer import run

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.data.batches import IndexedBatches
 from flash_lm.data.packing import StreamRows
@@ -16,7 +17,6 @@ from flash_lm.data.splits import load_splits
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train
 

@@ -9,10 +9,10 @@ import pytest
 from playwright.sync_api import expect
 from small import load_script
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.configs import quickstart
 from flash_lm.report.page import write_page
 from flash_lm.runs.jsonl import write_jsonl
-from flash_lm.sweeps.grid import apply_changes
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGD4DwABBAEAX+XDSwAAAABJRU5ErkJggg=="
 TABLES = "books, causal_lm\n\n| run | loss |\n| :-- | --: |\n| a<b | 1.5 |\n| flash | 2 |"

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from small import write_corpus
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.data import hugging_face, streaming
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training import resume
 from flash_lm.training.train_loop import train
 from training.runs import losses, small_run, stop_after

@@ -11,6 +11,7 @@ from data.test_labelled import write
 from small import command, finish, small_config
 
 import flash_lm
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.inference.export import export
@@ -18,7 +19,7 @@ from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.report.comparison import write_comparison
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl
-from flash_lm.sweeps.grid import apply_changes, is_done, resolve_workdir, run_study
+from flash_lm.sweeps.grid import is_done, resolve_workdir, run_study
 from flash_lm.training.label_scores import wilson
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import train

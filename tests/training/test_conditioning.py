@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from small import small_config
 
-from benchmarks.lib.bare_step import BareStep
 from flash_lm import load
 from flash_lm.config.experiment import parse
 from flash_lm.config.registry import TASKS
@@ -20,6 +19,7 @@ from flash_lm.data.share import single_host_share
 from flash_lm.data.synthetic.copying import copying
 from flash_lm.families.family import complete, complete_config
 from flash_lm.inference.scoring import evaluate
+from flash_lm.timing.bare_step import BareStep
 from flash_lm.training.optimizer import make_optimizer
 from flash_lm.training.sharding import batch_sharding, make_mesh, shard_batch, state_shardings
 from flash_lm.training.train_loop import train

@@ -5,12 +5,12 @@ import pytest
 from small import small_config, write_corpus
 
 import flash_lm
+from flash_lm.config.changes import apply_changes
 from flash_lm.errors import InputError
 from flash_lm.inference.export import export
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.train_loop import train
 
 pytestmark = [pytest.mark.usefixtures("usual_promotion"), pytest.mark.slow("trains several runs")]

@@ -6,11 +6,11 @@ import shutil
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.errors import InputError
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.provenance import provenance
 from flash_lm.runs.run_folder import RunFolder, run_hash
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.evaluation import perplexity
 from flash_lm.training.train_loop import train
 

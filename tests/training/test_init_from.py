@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 from small import small_config, write_corpus
 
 import flash_lm
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.config.registry import OPTIMIZERS
 from flash_lm.data.tokenizer import CharacterTokenizer
@@ -22,7 +23,6 @@ from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
 from flash_lm.layers.parameter import Traits, parameter_name
 from flash_lm.runs.run_name import run_name
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.frozen import frozen_mask
 from flash_lm.training.init_from import parent_tokenizer

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small import flat, write_corpus
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.data import token_cache
 from flash_lm.data.share import Share
@@ -19,7 +20,6 @@ from flash_lm.inference.scoring import evaluate
 from flash_lm.runs import run_folder
 from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.run_folder import RunFolder
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training import checkpoint_read, resolve, resume
 from flash_lm.training.resolve import continue_run, normalize
 from flash_lm.training.train_loop import train

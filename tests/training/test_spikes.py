@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.runs.jsonl import read_jsonl
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.spikes import Spikes
 from flash_lm.training.train_loop import train
 from training.runs import stop_after

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small import small_config, write_corpus
 
 from flash_lm.cli.plan_text import plan_text
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.configs.base import get_config
 from flash_lm.data.tokenizer import ByteTokenizer, CharacterTokenizer
@@ -22,7 +23,6 @@ from flash_lm.models.model_inputs import ModelInputs
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import run_name
-from flash_lm.sweeps.grid import apply_changes
 from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.plan import make_plan, parse_target, plan_config
 from flash_lm.training.setup import build_experiment

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from small import small_config, write_corpus
 
+from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
 from flash_lm.config.registry import FAMILIES
 from flash_lm.errors import InputError
@@ -15,7 +16,7 @@ from flash_lm.families.family import complete
 from flash_lm.inference.scoring import evaluate
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.runs.run_name import run_name
-from flash_lm.sweeps.grid import apply_changes, programs, run_study
+from flash_lm.sweeps.grid import programs, run_study
 from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.metrics import TIMES

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from flash_lm.runs.jsonl import Line
 from flash_lm.runs.run_folder import run_hash
-from studies.protocol.jobs import Job, ShouldStop
+from flash_lm.sweeps.jobs import Job, ShouldStop
 
 
 def rates_to_try(

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from benchmarks.lib import machine as of_machine
-from benchmarks.lib.machine import machine
+from flash_lm.timing import machine as of_machine
+from flash_lm.timing.machine import machine
 
 
 @pytest.mark.parametrize(("dirty", "said"), [(True, "uncommitted changes"), (None, "no repository"), (False, "")])

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from benchmarks.lib.timing import SLOW_MS, Cell, take_turns
+from flash_lm.timing.turns import SLOW_MS, Cell, take_turns
 from flash_lm.training.chips import peak_flops
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from small import small_config
 
-from benchmarks.lib.bare_step import BareStep
 from flash_lm.config.experiment import Config, parse
 from flash_lm.errors import InputError
 from flash_lm.families.family import complete_config
+from flash_lm.timing.bare_step import BareStep
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -1,7 +1,7 @@
 """The file of a benchmark's lines while it is written."""
 
-from benchmarks.lib.cell_lines import CellLines
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.timing.cell_lines import CellLines
 
 
 def test_a_cell_has_one_line_and_the_file_has_all_cells_at_any_time(tmp_path):

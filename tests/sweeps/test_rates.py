@@ -6,8 +6,8 @@ from typing import NamedTuple
 import pytest
 from ml_collections import ConfigDict
 
-from studies.protocol.jobs import JobFolder, make_jobs, read_job_lines
-from studies.protocol.rates import best_rate, rate_and_seed_jobs, rates_to_try
+from flash_lm.sweeps.jobs import JobFolder, make_jobs, read_job_lines
+from flash_lm.sweeps.rates import best_rate, rate_and_seed_jobs, rates_to_try
 
 
 class Model(NamedTuple):

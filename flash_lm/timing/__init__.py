@@ -1,0 +1,1 @@
+"""Timing of training steps and of decoding, in turns on one device."""
