@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flash_lm.report.ratios import loss_at
 from flash_lm.runs.jsonl import Line
-from studies.protocol.ratios import loss_at
 
 Curve = list[tuple[float, np.ndarray]]  # steps and the loss on the test split, of runs that were annealed
 

@@ -13,9 +13,9 @@ from small import ROOT
 
 from flash_lm.errors import InputError
 from flash_lm.report.marked_blocks import replace_block
+from flash_lm.report.ratios import NoFigureError
 from studies.curves import perplexity_after, ratio_at_equal_time, seed_curves
 from studies.findings import GPU, SUMMARY, VERDICTS, Results, figures, ratios_on_gpu, render_readme
-from studies.protocol.ratios import NoFigureError
 
 README = (ROOT / "README.md").read_text()
 STUDY = (ROOT / "studies" / "quality" / "README.md").read_text()

@@ -67,7 +67,9 @@ def test_an_override_takes_the_type_of_its_key(word, group, key, value):
     assert getattr(getattr(parse(config), group), key) == value
 
 
-@pytest.mark.parametrize("key", ["model.norm", "model.mlp_dim", "model.rotary", "data.tokenizer_path", "train.warmup_steps"])
+@pytest.mark.parametrize(
+    "key", ["model.norm", "model.mlp_dim", "model.rotary", "data.tokenizer_path", "train.warmup_steps"]
+)
 def test_an_override_sets_an_open_key_back_to_open(key):
     """Also in the config of a run, which does not record the type of an open key."""
     values = {"model.norm": "rms", "model.mlp_dim": "8", "model.rotary": "true"}

@@ -1,12 +1,14 @@
 """Words of a command line that are spelt otherwise, or mistyped."""
 
 import argparse
+import sys
 
 import pytest
 
-from flash_lm.__main__ import COMMANDS
+from flash_lm.__main__ import COMMANDS, main
 from flash_lm.cli.load import load_config
 from flash_lm.cli.words import check_flags, spell
+from flash_lm.config.experiment import parse
 from flash_lm.errors import InputError
 from flash_lm.evaluate import flags
 
@@ -62,8 +64,6 @@ def test_a_wrong_word_leads_to_the_key(word, advice):
 
 
 def test_a_wrong_value_leads_to_the_right_one():
-    from flash_lm.config.experiment import parse
-
     config = load_config("quickstart", ["--config.model.family=flsh", "--config.train.schedule=cosin"])
     with pytest.raises(InputError) as error:
         parse(config)
@@ -71,10 +71,6 @@ def test_a_wrong_value_leads_to_the_right_one():
 
 
 def main_output(monkeypatch, capsys, *words: str) -> tuple[object, str, str]:
-    import sys
-
-    from flash_lm.__main__ import main
-
     monkeypatch.setattr(sys, "argv", ["flash-lm", *words])
     code = None
     try:

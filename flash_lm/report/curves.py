@@ -56,10 +56,10 @@ def plot_curves(
     quality: str = "perplexity",
     output: Output = SCREEN,
 ) -> None:
-    """Draws quality against several measures of training, a panel for each; bands go from the lowest to the highest seed.
+    """Draws quality against several measures of training, a panel for each.
 
-    A curve's points may use only the first tokens of a split; the axis label says so. The number beside a name is the
-    result on a full split, as in a table, not the curve's last point.
+    Bands go from the lowest to the highest seed. A curve's points may use only the first tokens of a split; the axis
+    label says so. The number beside a name is the result on a full split, as in a table, not the curve's last point.
 
     Args:
         curves: by name.
@@ -118,7 +118,9 @@ def _seeds(curves: Mapping[str, Curve]) -> str:
 
 def _scored_on(curves: Mapping[str, Curve]) -> str:
     """The axis label's part on the number of tokens per point, if the lines have it."""
-    counts = sorted({line["tokens"] for curve in curves.values() for run in curve.lines for line in run if "tokens" in line})
+    counts = sorted(
+        {line["tokens"] for curve in curves.values() for run in curve.lines for line in run if "tokens" in line}
+    )
     if not counts:
         return ""
     return f",\n{' to '.join(f'{x:,.0f}' for x in dict.fromkeys((counts[0], counts[-1])))} tokens per point"

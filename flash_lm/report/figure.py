@@ -1,4 +1,4 @@
-"""Shared parts of all plots: a frame for the screen or a paper, and styles of curves that differ without colour, too."""
+"""Shared parts of all plots: a frame for the screen or a paper, and styles that differ without colour, too."""
 
 import contextlib
 import dataclasses
@@ -104,7 +104,9 @@ def new_figure(
         for kind in output.formats:
             # A date would make the same figure another file.
             metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
-            figure.savefig(path.with_suffix(f".{kind}"), dpi=150, bbox_inches="tight", pad_inches=0.05, metadata=metadata)
+            figure.savefig(
+                path.with_suffix(f".{kind}"), dpi=150, bbox_inches="tight", pad_inches=0.05, metadata=metadata
+            )
         plt.close(figure)
 
 

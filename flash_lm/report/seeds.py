@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,25 +19,26 @@ RULE = (
 )
 
 
-def group_seeds(names: Mapping[str, RunName]) -> dict[str, list[str]]:
+def group_seeds(names: Mapping[str, RunName], results: Sequence[Line]) -> dict[str, list[str]]:
     """Groups runs whose configs differ only in the seed: the labels of each group, by a name for it.
 
     Args:
-        names: the runs by label.
+        names: runs by label.
+        results: their final results, in any order, with the run's label and seed.
     """
+    seeds = {line["run"]: line.get("seed") for line in results}
     groups: dict[str, list[str]] = {}
     for label, name in names.items():
-        config = RunFolder(name.workdir).config.to_dict() | {"seed": 0}
-        groups.setdefault(json.dumps([config, name.suffix], sort_keys=True), []).append(label)
+        several = len({*seeds.values()}) > 1  # else no config needs to be read
+        alike = RunFolder(name.workdir).config.to_dict() | {"seed": 0} if several else label
+        groups.setdefault(json.dumps([alike, name.suffix], sort_keys=True), []).append(label)
     return {_group_name(labels): labels for labels in groups.values()}
 
 
 def _group_name(labels: Sequence[str]) -> str:
-    """What the labels share: without their seeds, or else their common beginning."""
-    if len(labels) == 1:
-        return labels[0]
-    without = {_SEED.sub("", label) for label in labels}
-    return without.pop() if len(without) == 1 else os.path.commonprefix(labels).rstrip(",=_-/") or labels[0]
+    """What the labels share without their seeds, or else all of them."""
+    without = dict.fromkeys(_SEED.sub("", label) for label in labels) if len(labels) > 1 else labels
+    return ", ".join(without)
 
 
 def compare_seeds(results: Sequence[Line], groups: Mapping[str, Sequence[str]]) -> list[Line]:

@@ -1,14 +1,14 @@
 """Times the training steps of several configs side by side on one device."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from flash_lm.config.changes import Runs, apply_changes
-from flash_lm.config.experiment import parse
+from flash_lm.config.experiment import Config, parse
 from flash_lm.runs.jsonl import Line, append_jsonl, read_lines
 from flash_lm.runs.provenance import config_hash, provenance
 from flash_lm.runs.run_folder import run_hash
@@ -60,12 +60,28 @@ def softmax_of_group(group: Mapping[str, Any], platform: str) -> str:
     return " ".join(words if len(set(words)) > 1 else words[:1])
 
 
-def time_group(group: dict[str, ConfigDict], baseline: str, rounds: int) -> list[Line]:
-    """Times runs that take turns, see `time_steps`; `rounds_ms` has the mean of a run's turns in each round."""
+def _of_experiment(name: str, config: Any) -> Config:
+    return build_experiment(parse(config)).config
+
+
+def time_group(
+    group: Mapping[str, Any], baseline: str, rounds: int, complete: Callable[[str, Any], Config] = _of_experiment
+) -> list[Line]:
+    """Times steps, which take turns.
+
+    Args:
+        group: configs by name.
+        baseline: the name whose speed the others are compared with.
+        rounds: see `take_turns`.
+        complete: fills in the keys that the corpus and the family define; gets a name and its config.
+
+    Returns:
+        A line per name; `rounds_ms` has the mean of its turns in each round.
+    """
     # Compile and warm up all steps, then time them in turn.
     cells, flops = [], {}
     for name, config in group.items():
-        step = BareStep(build_experiment(parse(config)).config)
+        step = BareStep(complete(name, config))
         flops[name] = step.model_flops
         step.start()
         cells.append(Cell.warm_up(name, make_turn(step.step)))

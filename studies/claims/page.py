@@ -5,12 +5,12 @@ import string
 import tomllib
 from typing import Any
 
+from flash_lm.report.ratios import SEEDS
 from flash_lm.runs.jsonl import Line, read_lines, write_jsonl
 from flash_lm.sweeps.jobs import read_job_lines
 from studies.claims.collect import group_runs
 from studies.claims.evidence import Evidence
 from studies.claims.report import Claim, read_claim
-from studies.protocol.ratios import SEEDS
 from studies.protocol.verdict import ALIKE, ARITHMETIC, WORDS, Verdict
 
 HERE = pathlib.Path(__file__).parent

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from flash_lm.report.ratios import MeanRatio, spread
 from flash_lm.runs.jsonl import Line
 from studies.claims.evidence import Evidence, MissingError, Run
 from studies.claims.quality import trunks_rule
 from studies.claims.recall import RecallGrows, Recalls
-from studies.protocol.ratios import MeanRatio, spread
 from studies.protocol.verdict import (
     ALIKE,
     ARITHMETIC,

@@ -26,13 +26,13 @@ from flash_lm.models.facts import FORWARD_AND_BACKWARD, facts
 from flash_lm.report.figure import can_draw
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
+from flash_lm.report.ratios import NoFigureError
 from flash_lm.runs.jsonl import Line, read_jsonl
 from flash_lm.timing.cell_lines import CellLines
 from flash_lm.timing.machine import machine, machines
 from flash_lm.training.chips import peak_flops
 from flash_lm.training.interrupt import stop_on_signal
 from studies.curves import ratio_at_equal_time, seed_curves
-from studies.protocol.ratios import NoFigureError
 from studies.quality import config as study
 from studies.quality.run import STABLE, Part, Trunk, list_trunks, score_decays
 

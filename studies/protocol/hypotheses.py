@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
-from flash_lm.runs.jsonl import Line, group_lines
-from studies.protocol.ratios import (
+from flash_lm.report.ratios import (
     SEEDS,
     STRETCHES,
     MeanRatio,
@@ -22,6 +21,7 @@ from studies.protocol.ratios import (
     variance_of_mean,
     variance_of_text,
 )
+from flash_lm.runs.jsonl import Line, group_lines
 from studies.protocol.verdict import NOT_RUN, UNDECIDED, Rule, Verdict, bounds, judge_interval
 
 _POWER_SEEDS = (3, 5, 7)  # numbers of seeds for which the power is reported

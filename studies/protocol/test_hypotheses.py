@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from flash_lm.report.ratios import MeanRatio, Variance, loss_at, variance_of_text
 from studies.protocol.hypotheses import Hypothesis, step_name
-from studies.protocol.ratios import MeanRatio, Variance, loss_at, variance_of_text
 from studies.protocol.verdict import BY_INTERVAL, FAILS, HOLDS, NOT_RUN, UNDECIDED, verdict_table
 
 SEEDS = (0, 1, 2)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from studies.protocol.ratios import MeanRatio
+from flash_lm.report.ratios import MeanRatio
 from studies.protocol.verdict import (
     DIFFERENCE,
     FAILS,

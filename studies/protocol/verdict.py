@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flash_lm.report.markdown import Columns, markdown_table
+from flash_lm.report.ratios import SEEDS, MeanRatio
 from flash_lm.runs.jsonl import Line
-from studies.protocol.ratios import SEEDS, MeanRatio
 
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run"
 ARITHMETIC, NOT_TESTABLE = "by arithmetic", "not testable here"

@@ -15,11 +15,11 @@ from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
 from flash_lm.errors import InputError
 from flash_lm.report.figure import can_draw
+from flash_lm.report.ratios import SEEDS
 from flash_lm.runs.jsonl import write_jsonl
 from flash_lm.sweeps.jobs import JobFolder, finish, make_jobs, read_job_lines
 from flash_lm.sweeps.rates import rate_and_seed_jobs
 from flash_lm.training.interrupt import stop_on_signal
-from studies.protocol.ratios import SEEDS
 from studies.protocol.verdict import verdict_table
 from studies.seq2seq.report import plot_seq2seq, selection_loss, seq2seq_table, summarize
 from studies.seq2seq.run import list_models, run_model

@@ -139,7 +139,7 @@ def main(argv: list[str]) -> None:
     title = f"{table.TITLE}; here {arguments.scale} scale on {lines[0]['corpus']}, {lines[0]['device']}"
     text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
-    write_curves(workdirs, results, arguments.out, title, step_s)
+    write_curves(workdirs, results, arguments.out, title, step_s=step_s)
     plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title)
     print(f"\n{text}")
     raise_stopped(should_stop)

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from flash_lm.errors import InputError
 from flash_lm.report.comparison import write_comparison
-from flash_lm.report.curves import plot_curves
+from flash_lm.report.curves import Curve, plot_curves
 from flash_lm.report.markdown import RUNS, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
 from flash_lm.report.results import labels, newest_results, validation_curve
@@ -182,7 +182,7 @@ def test_curves_are_drawn_from_validation_lines(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     curve = validation_curve(tmp_path)
     assert [line["step"] for line in curve] == [1, 2]
-    plot_curves({"flash": curve}, {"flash": curve[-1]}, tmp_path / "curves.png", "title")
+    plot_curves({"flash": Curve([curve], [curve[-1]])}, tmp_path / "curves.png", "title")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -206,7 +206,7 @@ def test_the_number_in_a_legend_equals_that_of_the_table(tmp_path, monkeypatch):
     table = write_comparison([folder], "test", tmp_path / "out")
     written = [text.get_text() for text in texts]
     assert "112.63" in table and "mine: 112.6" in written
-    assert "validation perplexity per token, 40,960 tokens per point" in written
+    assert "validation perplexity per token,\n40,960 tokens per point" in written
     assert any("test split" in text for text in written)
 
 
