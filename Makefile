@@ -1,13 +1,13 @@
 # Every target but help makes the environment if it is missing. PYTHON chooses the interpreter, and DEVICE what JAX is
-# installed for: cpu, cuda, cuda12 or tpu. DEMO_STEPS is the length of the demo and RUNS its folder: a demo of another
-# length needs a new folder.
+# installed for: cpu, cuda, cuda12 or tpu. DEMO has flags of the demo and RUNS its folder: a demo of another number of
+# steps needs a new folder.
 PYTHON ?= python3
 VENV := .venv
 # Once chosen, the device stays.
 DEVICE ?= $(or $(patsubst ready-%,%,$(notdir $(firstword $(wildcard $(VENV)/ready-*)))),cpu)
 BIN := $(VENV)/bin
 RUNS ?= runs/demo
-DEMO_STEPS ?= 240
+DEMO ?=
 # Most of the tests' time is compilation, which keeps one core busy: so one process a core.
 PARALLEL := -n auto --dist loadgroup
 # COSTS=FILE writes what each test costs; tests/costs.py makes a table of it.
@@ -16,7 +16,6 @@ COSTS ?=
 SMOL ?= runs/smol
 SMOL_TEXT ?= docs/families/*.md
 PORT ?= 8000
-DEMO_FAMILIES := transformer_plus_plus flash_quad flash
 # Fewer page faults for the large buffers of a step on a CPU.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
@@ -42,14 +41,8 @@ $(VENV)/ready-$(DEVICE): requirements.txt pyproject.toml
 	rm -f $(VENV)/ready-*
 	touch $@
 
-demo: $(DEMO_FAMILIES:%=demo-%) ## train, score and compare three small models on Python's own sources
-	$(BIN)/python scripts/compare.py $(addprefix $(RUNS)/,$(DEMO_FAMILIES)) --out=$(RUNS)
-	$(BIN)/python -m flash_lm.generate --workdir=$(RUNS)/flash --prompt="import " --max_tokens=60 --temperature=0.7
-
-demo-%: setup
-	$(BIN)/python -m flash_lm.train --config=configs/quickstart.py --workdir=$(RUNS)/$* \
-		--config.model.family=$* --config.train.steps=$(DEMO_STEPS)
-	$(BIN)/python -m flash_lm.evaluate --workdir=$(RUNS)/$* --split=test
+demo: setup ## train three small models on Python's own sources, and show where each of them is ahead
+	$(BIN)/flash-lm demo --workdir=$(RUNS) $(DEMO)
 
 smol: $(SMOL)/smollm2 ## fetch SmolLM2-135M-Instruct (93 MB), import it, score it, ask it a question, and serve it
 	$(BIN)/python -m flash_lm.evaluate --workdir=$(SMOL)/smollm2 --split=whole --lengths=512 \

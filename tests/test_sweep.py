@@ -200,14 +200,15 @@ def test_the_sweep_ends_with_a_table_and_a_plot(config, tmp_path, capsys):
 @pytest.mark.slow("trains two programs and a single run, and scores seven runs")
 def test_a_sweep_trains_seeds_and_rates_as_one_program(config, tmp_path, capsys):
     """Also those of a search for a rate; the same command skips what is done."""
-    axes = ["--grid=seed=0,1", "--grid=train.learning_rate=1e-3,2e-3"]
+    axes = ["--seeds=2", "--grid=train.learning_rate=1e-3,2e-3"]
     words = ["--config=quickstart", *axes, f"--workdir={tmp_path / 'sweep'}", "--vmap", *override_flags(config)]
     sweep.main(words)
     capsys.readouterr()
-    runs = [f"seed={seed},learning_rate={rate}" for seed in (0, 1) for rate in ("1e-3", "2e-3")]
+    runs = [f"learning_rate={rate},seed={seed}" for rate in ("1e-3", "2e-3") for seed in (0, 1)]
     lines = [read_jsonl(tmp_path / "sweep" / name / "results.jsonl") for name in runs]
     assert [line["vmapped_runs"] for (line,) in lines] == [4] * 4 and len({line["loss"] for (line,) in lines}) == 4
-    assert "runs at once" in (tmp_path / "sweep" / "table.md").read_text()
+    table = (tmp_path / "sweep" / "table.md").read_text()
+    assert "runs at once" in table and "ratio to learning_rate=1e-3" in table
     sweep.main(words)
     assert capsys.readouterr().out.count("already done") == 4
     # A search: five rates in the first round, and so on.

@@ -63,6 +63,7 @@ def take_turns(
     rounds: int,
     log: Callable[[str], None] = lambda text: None,
     keep: Callable[[], object] = lambda: None,
+    settling: int = SETTLING,
 ) -> None:
     """Runs `rounds` rounds of COUNTED turns per cell; a cell with a slow first turn gets one turn, in the first round.
 
@@ -74,17 +75,18 @@ def take_turns(
         rounds: 1 or more.
         log: called with the progress and the time left.
         keep: called after each cell's turns in a round, to write what is known by then.
+        settling: uncounted turns of a cell per round.
     """
     turns = [[cell for cell in cells if i == 0 or cell.warm_ms <= SLOW_MS] for i in range(rounds)]
     for i, turn in enumerate(turns):
-        left = (SETTLING + COUNTED) * sum(cell.warm_ms for later in turns[i:] for cell in later) / 1000
+        left = (settling + COUNTED) * sum(cell.warm_ms for later in turns[i:] for cell in later) / 1000
         log(f"round {i + 1} of {rounds}, about {left:,.0f} s left")
         for cell in turn:
-            settling, counted = (SETTLING, COUNTED) if cell.warm_ms <= SLOW_MS else (0, 1)
-            for number in range(settling + counted):
+            uncounted, counted = (settling, COUNTED) if cell.warm_ms <= SLOW_MS else (0, 1)
+            for number in range(uncounted + counted):
                 time.sleep(PAUSE_S)
                 took_ms = cell.turn()
-                if number >= settling:
+                if number >= uncounted:
                     cell.times_ms.append(took_ms)
             keep()
 
