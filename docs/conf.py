@@ -11,16 +11,19 @@ author = "the authors of flash_lm"
 html_title = "flash_lm"
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
+    "sphinx_copybutton",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "docstrings",
     "mathml",
     "results",
     "repository",
-    "family_sections",
+    "family_pages",
 ]
-exclude_patterns = ["_build", "families/*"]  # families.md includes these
+exclude_patterns = ["_build"]
+# Notebooks show the output that they were saved with.
+nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # a file that is included may begin at any level

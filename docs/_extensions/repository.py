@@ -23,6 +23,8 @@ def site_link(target: str, folder: str = ".") -> str:
     """A link of a file in this folder, relative to docs/, as a page has to write it."""
     path = os.path.normpath(os.path.join(folder, target)).removeprefix("../docs/")
     path = PAGES.get(path, path)
+    if path.startswith("../notebooks/"):  # docs/notebooks leads there, so that they are pages
+        path = path.removeprefix("../")
     # MyST takes what ends in .md for a page.
     return f"path:{path}" if path.startswith("../") and path.endswith(".md") else path
 
@@ -44,7 +46,16 @@ def _as_a_page(app: Sphinx, name: str, source: list[str]) -> None:
         text = re.sub(r"\A# .*\n", "", file.read_text(encoding="utf-8"))
         return with_site_links(text, str(pathlib.PurePosixPath(match[1]).parent))
 
-    source[0] = _FILE.sub(text_of, with_site_links(source[0]))
+    # Links of a page in a folder are relative to it, and so are those that it has to write.
+    folder = str(pathlib.PurePosixPath(name).parent)
+    to_folder = lambda match: _from_folder(site_link(match[1], folder), folder)
+    source[0] = _FILE.sub(text_of, _LINK.sub(to_folder, source[0]))
+
+
+def _from_folder(link: str, folder: str) -> str:
+    """A link relative to docs/ as a page in a folder below it has to write it."""
+    prefix, colon, path = link.rpartition(":")
+    return prefix + colon + os.path.relpath(path, folder)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,14 +1,11 @@
-"""`families.md`: a section for each row of the table of families, from docs/families/.
+"""The pages of families: `families.md` lists them, in the order of the table of families.
 
-`{family} flash` in a section becomes a table of facts computed by the code, and the picture of the family's attention
+`{family} flash` in a page becomes a table of facts computed by the code, and the picture of the family's attention
 mask. Its content is the formula for the parameters of a layer.
 """
 
-import pathlib
-
 from base_facts import LENGTHS, base_facts, paper_link
 from docutils import nodes
-from repository import with_site_links
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -78,21 +75,23 @@ class FamilyFacts(SphinxDirective):
         }
         text = "\n".join(f"| {label} | {value} |" for label, value in lines.items() if value)
         head = "| | |\n|---|---|\n"
-        picture = f"![Attention mask of {name}: the keys that each query sees](families/pictures/{name}.svg)\n"
+        picture = f"![Attention mask of {name}: the keys that each query sees](pictures/{name}.svg)\n"
         return self.parse_text_to_nodes(f"{head}{text}\n\n{picture}")
 
 
-def _with_sections(app: Sphinx, name: str, source: list[str]) -> None:
+def _with_list(app: Sphinx, name: str, source: list[str]) -> None:
     if name == "families":
-        files = [pathlib.Path(app.srcdir) / "families" / f"{family}.md" for family in FAMILIES]
-        for file in files:
-            app.env.note_dependency(str(file), docname=name)
-        sections = "\n\n".join(with_site_links(file.read_text(encoding="utf-8"), "families") for file in files)
-        source[0] = source[0].replace(_HERE, sections)
+        rows = [
+            f"| [`{family}`](families/{family}.md) | {row.about} | {paper_link(family)} |"
+            for family, row in FAMILIES.items()
+        ]
+        table = "\n".join(["| `model.family` | one layer | paper |", "|---|---|---|", *rows])
+        pages = "\n".join(f"families/{family}" for family in FAMILIES)
+        source[0] = source[0].replace(_HERE, f"{table}\n\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Registers the directive, and inserts the sections when the page is read."""
+    """Registers the directive, and inserts the list when the page is read."""
     app.add_directive("family", FamilyFacts)
-    app.connect("source-read", _with_sections)
+    app.connect("source-read", _with_list)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
