@@ -1,6 +1,6 @@
 """AFT-conv at 110M parameters; beside configs/flash_base.py.
 
-python -m flash_lm.train --config=configs/aft_conv_base.py
+flash-lm train --config=configs/aft_conv_base.py
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """AFT-full at 110M parameters; beside configs/flash_base.py.
 
-python -m flash_lm.train --config=configs/aft_full_base.py
+flash-lm train --config=configs/aft_full_base.py
 """
 
 from ml_collections import ConfigDict

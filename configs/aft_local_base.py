@@ -1,6 +1,6 @@
 """AFT-local at 110M parameters; beside configs/flash_base.py.
 
-python -m flash_lm.train --config=configs/aft_local_base.py
+flash-lm train --config=configs/aft_local_base.py
 """
 
 from ml_collections import ConfigDict

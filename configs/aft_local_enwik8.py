@@ -2,7 +2,7 @@
 
 The table has 1.180 bits a character, and 1.154 with --config.model.num_layers=24 --config.model.model_dim=256.
 
-    python -m flash_lm.train --config=configs/aft_local_enwik8.py --config.data.path=enwik8
+    flash-lm train --config=configs/aft_local_enwik8.py --config.data.path=enwik8
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """Every family at 110M parameters, and hybrids: configs/flash_base.py with other layers, on the same tokens.
 
-    python -m flash_lm.train --config=configs/base_110m.py:mamba2
+    flash-lm train --config=configs/base_110m.py:mamba2
 
 The families of the papers' tables also have files, such as configs/transformer_plus_plus_base.py.
 """

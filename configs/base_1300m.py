@@ -1,6 +1,6 @@
 """Today's linear families beside Transformer++ at 1.3B parameters: 100 billion tokens.
 
-    python -m flash_lm.train --config=configs/base_1300m.py:mamba2
+    flash-lm train --config=configs/base_1300m.py:mamba2
 
 24 layers of width 2048: the shape is that of the files named 1.3B in github.com/fla-org/flame; tokens and batch are
 those remembered of "Gated Linear Attention Transformers …" (Yang et al. 2023, section 5.1).

@@ -1,6 +1,6 @@
 """Today's linear families beside Transformer++, at the size that they are published at: 15 billion tokens.
 
-    python -m flash_lm.train --config=configs/base_340m.py:mamba2
+    flash-lm train --config=configs/base_340m.py:mamba2
 
 24 layers of width 1024: the shape is that of the files named 340M in github.com/fla-org/flame; tokens, batch and rates
 are those remembered of "Gated Linear Attention Transformers …" (Yang et al. 2023, section 5.1).

@@ -1,7 +1,7 @@
 """The copy task of "Transformers are RNNs": rows of 128, ten symbols, the second half is the first one again.
 
-    python -m flash_lm.train --config=configs/copy.py --config.model.family=linear_transformer
-    python -m flash_lm.sweep --config=configs/copy.py    # all five families, in runs/copy_sweep
+    flash-lm train --config=configs/copy.py --config.model.family=linear_transformer
+    flash-lm sweep --config=configs/copy.py    # all five families, in runs/copy_sweep
 
 The paper's: 4 layers, 8 heads, batch 64, RAdam 1e-3, and 1e-4 after 3000 updates (--config.data.tokens_per_batch=8192
 --config.train.learning_rate=1e-3 "--config.train.boundaries=(3000,)" --config.train.steps=6000). Here, for two cores, a

@@ -1,8 +1,8 @@
 """Couplets: given the first line, the model writes a second line of the same length. Each character is a token.
 
-    python -m flash_lm.train --config=configs/couplets.py --config.data.path=$DATA/couplets --workdir=runs/couplets
-    python -m flash_lm.evaluate --workdir=runs/couplets --split=test
-    python -m flash_lm.generate --workdir=runs/couplets --prompt=春風得意馬蹄疾 --samples=16 --top_k=20
+    flash-lm train --config=configs/couplets.py --config.data.path=$DATA/couplets --workdir=runs/couplets
+    flash-lm evaluate --workdir=runs/couplets --split=test
+    flash-lm generate --workdir=runs/couplets --prompt=春風得意馬蹄疾 --samples=16 --top_k=20
 
 The model has four layers of width 128 and trains in 9 to 16 minutes on one core. Lines have up to 7 characters; longer
 ones need a larger model.max_length. A sweep trains the linear, the softmax and the FLASH model. The report that this

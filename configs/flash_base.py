@@ -1,6 +1,6 @@
 """FLASH at 110M parameters, causal LM on Wiki-40B: "Transformer Quality in Linear Time", section 4.
 
-    python -m flash_lm.train --config=configs/flash_base.py
+    flash-lm train --config=configs/flash_base.py
 
 Without a network, on what every machine has: --config.data.corpus=stdlib. The paper trains for 125K steps of 2^18
 tokens; AdamW's settings and the clipping are those remembered of its appendix, but for ε, which is 1e-8 and not 1e-6:

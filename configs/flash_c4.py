@@ -1,6 +1,6 @@
 """FLASH at 110M parameters, masked LM on C4: "Transformer Quality in Linear Time", section 4.
 
-    python -m flash_lm.train --config=configs/flash_c4.py
+    flash-lm train --config=configs/flash_c4.py
 
 C4 has no test split and 300 GB of text: it is streamed, and the first documents are held out as the test split. The
 paper's norm for masked models, ScaleNorm, follows from the task.

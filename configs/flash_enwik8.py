@@ -1,6 +1,6 @@
 """FLASH at 40M parameters on the bytes of enwik8; beside configs/transformer_enwik8.py.
 
-python -m flash_lm.train --config=configs/flash_enwik8.py --config.data.path=enwik8
+flash-lm train --config=configs/flash_enwik8.py --config.data.path=enwik8
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """FLASH at 110M parameters, causal LM on PG-19: "Transformer Quality in Linear Time", section 4.
 
-    python -m flash_lm.train --config=configs/flash_pg19.py --config.model.max_length=8192
+    flash-lm train --config=configs/flash_pg19.py --config.model.max_length=8192
 
 The paper gives perplexity a word, at lengths of 512 to 8192: `flash_lm.evaluate` has it as word_perplexity.
 """

@@ -1,6 +1,6 @@
 """FLASH-Quad at 110M parameters, GAUs over all pairs of tokens; beside configs/flash_base.py.
 
-python -m flash_lm.train --config=configs/flash_quad_base.py
+flash-lm train --config=configs/flash_quad_base.py
 """
 
 from ml_collections import ConfigDict

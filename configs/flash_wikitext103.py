@@ -1,6 +1,6 @@
 """FLASH at 43M parameters, causal LM on WikiText-103: the size of table 1 of the TNL paper.
 
-    python -m flash_lm.train --config=configs/flash_wikitext103.py
+    flash-lm train --config=configs/flash_wikitext103.py
 
 The table has FLASH at a test perplexity of 26.70 and the Transformer at 24.78. Each line is a document of the stream.
 The vocabulary and the schedule are ours, so compare perplexity a word with line ends as words (word_perplexity_eos).

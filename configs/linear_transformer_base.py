@@ -1,6 +1,6 @@
 """The Linear Transformer at 110M parameters; beside configs/flash_base.py.
 
-python -m flash_lm.train --config=configs/linear_transformer_base.py
+flash-lm train --config=configs/linear_transformer_base.py
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """MC-TFM++ at 110M parameters, mixed chunks in a Transformer++; beside configs/flash_base.py.
 
-python -m flash_lm.train --config=configs/mc_tfm_base.py
+flash-lm train --config=configs/mc_tfm_base.py
 """
 
 from ml_collections import ConfigDict

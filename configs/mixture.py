@@ -1,6 +1,6 @@
 """The small model of quickstart.py on a mixture: seven rows of books for three of Wikipedia, whatever their sizes.
 
-    python -m flash_lm.train --config=configs/mixture.py "--config.data.mixture=(('books/', 0.7), ('wiki/', 0.3))"
+    flash-lm train --config=configs/mixture.py "--config.data.mixture=(('books/', 0.7), ('wiki/', 0.3))"
 
 Each place is a folder, file or glob, or a data set on the hub.
 """

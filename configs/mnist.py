@@ -1,7 +1,7 @@
 """MNIST pixel by pixel ("Transformers are RNNs", section 4.2): 784 bytes per row, a mixture of ten logistics.
 
-    python -m flash_lm.train --config=configs/mnist.py --config.data.path=$DATA/mnist --workdir=runs/mnist
-    python -m flash_lm.evaluate --workdir=runs/mnist --split=test        # bits per byte are bits per pixel
+    flash-lm train --config=configs/mnist.py --config.data.path=$DATA/mnist --workdir=runs/mnist
+    flash-lm evaluate --workdir=runs/mnist --split=test        # bits per byte are bits per pixel
 
 The settings are the paper's: 8 layers, 8 heads, width 256, RAdam at 1e-4, 250 epochs in batches of 10 images. They need
 a GPU; `configs/mnist_small.py` is for two cores. For CIFAR-10, use `--config.data.path=

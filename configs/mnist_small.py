@@ -1,6 +1,6 @@
 """MNIST pixel by pixel: 4 layers of 64 and an image a step, as configs/mnist.py else; 27 minutes on one core.
 
-python -m flash_lm.train --config=configs/mnist_small.py --config.data.path=$DATA/mnist --workdir=runs/mnist_small
+flash-lm train --config=configs/mnist_small.py --config.data.path=$DATA/mnist --workdir=runs/mnist_small
 """
 
 from ml_collections import ConfigDict

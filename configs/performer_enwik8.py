@@ -1,6 +1,6 @@
 """The Performer, 12 layers of 512, on the bytes of enwik8: 1.199 bits a character in the AFT paper's table.
 
-python -m flash_lm.train --config=configs/performer_enwik8.py --config.data.path=enwik8
+flash-lm train --config=configs/performer_enwik8.py --config.data.path=enwik8
 """
 
 from ml_collections import ConfigDict

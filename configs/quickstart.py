@@ -1,6 +1,6 @@
 """A small model on the sources of Python's standard library: about a minute on two cores.
 
-    python -m flash_lm.train --config=configs/quickstart.py --config.model.family=flash_quad
+    flash-lm train --config=configs/quickstart.py --config.model.family=flash_quad
 
 `make demo` trains three families with it.
 """

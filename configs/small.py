@@ -1,6 +1,6 @@
 """The size of the benchmarks: 8 layers of 256, 8192 words; large enough for matrix products to dominate on a CPU.
 
-python -m flash_lm.train --config=configs/small.py --config.model.family=flash_quad
+flash-lm train --config=configs/small.py --config.model.family=flash_quad
 """
 
 from ml_collections import ConfigDict

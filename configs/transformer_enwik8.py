@@ -1,6 +1,6 @@
 """The Transformer, 12 layers of 512, on the bytes of enwik8: a baseline of "An Attention Free Transformer", section 5.
 
-    python -m flash_lm.train --config=configs/transformer_enwik8.py --config.data.path=enwik8
+    flash-lm train --config=configs/transformer_enwik8.py --config.data.path=enwik8
 
 The file comes from mattmahoney.net/dc/enwik8.zip; its first 90 % are for training, then 5 % and 5 %, cut at the end
 of a line. 100 epochs of rows of 1024 bytes, 128 a batch. The table's bits a character are `bits_per_byte`:

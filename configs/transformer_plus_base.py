@@ -1,6 +1,6 @@
 """Transformer+ at 110M parameters, the baseline with rotary positions; beside configs/flash_base.py.
 
-python -m flash_lm.train --config=configs/transformer_plus_base.py
+flash-lm train --config=configs/transformer_plus_base.py
 """
 
 from ml_collections import ConfigDict

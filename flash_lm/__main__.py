@@ -52,19 +52,19 @@ def main() -> None:
     elif word in ("-h", "--help"):
         print(_usage())
     else:
-        near = nearest(word, [*map(_spelt, COMMANDS), *_SHORT])
+        near = nearest(word, [*map(spelt, COMMANDS), *_SHORT])
         advice = f"did you mean flash-lm {near}?" if near else "flash-lm --help lists the commands"
         print(f"error: no command {word}: {advice}" if word else _usage(), file=sys.stderr)
         sys.exit(2)
 
 
-def _spelt(name: str) -> str:
+def spelt(name: str) -> str:
     """A command as it is typed: import, attention-maps."""
     return next((short for short, long in _SHORT.items() if long == name), name.replace("_", "-"))
 
 
 def _usage() -> str:
-    lines = [f"  {_spelt(name):<16} {what}" for name, what in COMMANDS.items()]
+    lines = [f"  {spelt(name):<16} {what}" for name, what in COMMANDS.items()]
     more = "flash-lm COMMAND --help lists a command's flags, flash-lm --version the version;\n"
     more += 'eval "$(flash-lm --completion bash)" completes words in a shell (bash, zsh or tcsh)'
     return "\n".join(["usage: flash-lm COMMAND …", *lines, more])
@@ -87,7 +87,7 @@ def _completion(words: Sequence[str]) -> str:
     commands = parser.add_subparsers()
     for name, what in COMMANDS.items():
         flags = importlib.import_module(f"flash_lm.{name}").flags()
-        commands.add_parser(_spelt(name), help=what, parents=[flags], add_help=False)
+        commands.add_parser(spelt(name), help=what, parents=[flags], add_help=False)
     return shtab.complete(parser, shell=chosen)
 
 

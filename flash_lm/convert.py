@@ -1,4 +1,4 @@
-"""python -m flash_lm.convert --model=runs/smol/smollm2 --out=runs/smol/mixed --config.model.family=mc_tfm …."""
+"""flash-lm convert --model=runs/smol/smollm2 --out=runs/smol/mixed --config.model.family=mc_tfm …."""
 
 import argparse
 
@@ -11,7 +11,7 @@ from flash_lm.cli.types import any_path
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m flash_lm.convert",
+        prog="flash-lm convert",
         description=main.__doc__,
         epilog="--config.KEY=VALUE sets a key of the new model, such as --config.model.family=mc_tfm; all others are "
         "those of the model that is converted.",

@@ -1,4 +1,4 @@
-"""python -m flash_lm.evaluate --workdir=runs/x[@best] [--split=test] [--lengths=512,1024] [--carry]."""
+"""flash-lm evaluate --workdir=runs/x[@best] [--split=test] [--lengths=512,1024] [--carry]."""
 
 import argparse
 import math
@@ -12,7 +12,7 @@ from flash_lm.runs.jsonl import append_jsonl
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.evaluate", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm evaluate", description=main.__doc__)
     add_run_flags(parser)
     parser.add_argument("--split", default="test", help="train, validation, test or whole (the full corpus)")
     parser.add_argument("--lengths", default="", help="sequence lengths, such as 512,1024; default: the run's")

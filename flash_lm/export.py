@@ -1,4 +1,4 @@
-"""python -m flash_lm.export --workdir=runs/x[@best] --out=exported/x --license=apache-2.0 [--format=llama]."""
+"""flash-lm export --workdir=runs/x[@best] --out=exported/x --license=apache-2.0 [--format=llama]."""
 
 import argparse
 import pathlib
@@ -23,7 +23,7 @@ _SIZES = {
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.export", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm export", description=main.__doc__)
     add_run_flags(parser)
     parser.add_argument("--out", required=True, type=any_path, help="folder to write; must not exist yet")
     parser.add_argument("--license", required=True, help="the model's licence for its card, such as apache-2.0")

@@ -1,4 +1,4 @@
-"""python -m flash_lm.generate --workdir=runs/x --prompt="…" [--max_tokens=200 --temperature=0.8 --top_p=0.95 …]."""
+"""flash-lm generate --workdir=runs/x --prompt="…" [--max_tokens=200 --temperature=0.8 --top_p=0.95 …]."""
 
 import argparse
 import dataclasses
@@ -15,7 +15,7 @@ from flash_lm.inference.settings import CAUSAL_ONLY, MASKED_ONLY, SAMPLING_HELP,
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.generate", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm generate", description=main.__doc__)
     add_run_flags(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the text to continue; default: read from standard input")

@@ -1,4 +1,4 @@
-"""python -m flash_lm.harness --workdir=runs/x --tasks=own_text,minimal_pairs [--include=configs/harness …]."""
+"""flash-lm harness --workdir=runs/x --tasks=own_text,minimal_pairs [--include=configs/harness …]."""
 
 import argparse
 from typing import Any
@@ -12,7 +12,7 @@ from flash_lm.runs.jsonl import Line, append_jsonl
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.harness", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm harness", description=main.__doc__)
     add_run_flags(parser)
     parser.add_argument("--tasks", required=True, help="names of tasks, separated by commas or spaces")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""python -m flash_lm.import_model --model=downloads/SmolLM-135M --out=imported/smol."""
+"""flash-lm import --model=downloads/SmolLM-135M --out=imported/smol."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from flash_lm.cli.types import local_path
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.import_model", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm import", description=main.__doc__)
     files = "a folder with config.json and *.safetensors or pytorch_model.bin, or a file: .gguf, or RWKV-4's .pth"
     parser.add_argument("--model", required=True, type=local_path, help=files)
     parser.add_argument("--out", required=True, type=local_path, help="folder to write; must not exist yet")

@@ -1,4 +1,4 @@
-"""python -m flash_lm.launch [--processes=N] [--restarts=N] COMMAND …."""
+"""flash-lm launch [--processes=N] [--restarts=N] COMMAND …."""
 
 import argparse
 import os
@@ -27,14 +27,14 @@ _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0  # before a restart; it doubles with eac
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.launch", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm launch", description=main.__doc__)
     parser.add_argument(
         "--processes", type=int, default=1, help="processes of this machine, each with one GPU; default: one with all"
     )
     parser.add_argument(
         "--restarts", type=int, default=5, help="most restarts in a row that bring no new checkpoint in its --workdir"
     )
-    parser.add_argument("command", help="such as python -m flash_lm.train --config=… --workdir=…")
+    parser.add_argument("command", help="such as flash-lm train --config=… --workdir=…")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 

@@ -1,4 +1,4 @@
-"""python -m flash_lm.linearise --model=runs/smol/smollm2 --workdir=runs/smol/linear --config.data.path=mine …."""
+"""flash-lm linearise --model=runs/smol/smollm2 --workdir=runs/smol/linear --config.data.path=mine …."""
 
 import argparse
 import logging
@@ -31,7 +31,7 @@ _OF_STAGES = {
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m flash_lm.linearise",
+        prog="flash-lm linearise",
         description=main.__doc__,
         epilog=f"--config.KEY=VALUE sets a key of the student and of all stages, such as --config.data.path=mine; the "
         f"family is {_FAMILY} unless --config.model.family says another.",

@@ -1,4 +1,4 @@
-"""python -m flash_lm.serve --workdir=runs/x [--host=127.0.0.1 --port=8000 --rows=16 …]."""
+"""flash-lm serve --workdir=runs/x [--host=127.0.0.1 --port=8000 --rows=16 …]."""
 
 import argparse
 import dataclasses
@@ -32,7 +32,7 @@ _LIMITS = {
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     defaults = Limits()
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.serve", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm serve", description=main.__doc__)
     add_run_flags(parser)
     parser.add_argument(
         "--host",

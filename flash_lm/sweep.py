@@ -1,4 +1,4 @@
-"""python -m flash_lm.sweep --config=configs/quickstart.py --grid="model.chunks.size=64,128" [--workdir=runs/x …]."""
+"""flash-lm sweep --config=configs/quickstart.py --grid="model.chunks.size=64,128" [--workdir=runs/x …]."""
 
 import argparse
 import logging
@@ -20,7 +20,7 @@ _ALL = 10**9  # more than the runs of any sweep
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.sweep", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm sweep", description=main.__doc__)
     add_config_flag(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="repeat for each key")

@@ -1,4 +1,4 @@
-"""python -m flash_lm.track runs/x runs/y --to=trackio [--project=flash_lm]."""
+"""flash-lm track runs/x runs/y --to=trackio [--project=flash_lm]."""
 
 import argparse
 import importlib
@@ -15,7 +15,7 @@ TRACKERS = ("trackio", "wandb")  # both have init, log and finish
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.track", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm track", description=main.__doc__)
     parser.add_argument("workdirs", nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument("--to", required=True, choices=TRACKERS, help="the tracker's package, which must be installed")
     parser.add_argument("--project", default="flash_lm", help="the project there")

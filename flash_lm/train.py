@@ -1,4 +1,4 @@
-"""python -m flash_lm.train --config=configs/quickstart.py [--workdir=runs/x] [--plan] [--config.KEY=VALUE …]."""
+"""flash-lm train --config=configs/quickstart.py [--workdir=runs/x] [--plan] [--config.KEY=VALUE …]."""
 
 import argparse
 import pathlib
@@ -15,7 +15,7 @@ from flash_lm.runs.storage import to_path
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.train", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm train", description=main.__doc__)
     add_config_flag(parser)
     parser.add_argument("--workdir", help="the run's folder, perhaps at gs://; default: runs/<name of the config>")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""python -m flash_lm.translate --workdir=runs/pairs [--split=test] [--beams=4] [--answers=answers.jsonl]."""
+"""flash-lm translate --workdir=runs/pairs [--split=test] [--beams=4] [--answers=answers.jsonl]."""
 
 import argparse
 import dataclasses
@@ -16,7 +16,7 @@ _TOKENIZERS = ("13a", "intl", "zh", "char", "none")
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="python -m flash_lm.translate", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm translate", description=main.__doc__)
     add_run_flags(parser)
     search = BeamSearch()
     parser.add_argument("--split", default="test", help="train, validation or test; default: test")

@@ -58,11 +58,18 @@ def test_train_stop_resume_evaluate_compare(words, tmp_path):
     # The perplexity of a model that has learned nothing is 260.
     assert results[1]["perplexity"] < 30
 
-    script = [sys.executable, "scripts/compare.py", str(workdir), f"--out={tmp_path / 'out'}"]
+    script = [sys.executable, "-m", "flash_lm", "compare", str(workdir), "--step-time", "--rounds=1"]
+    script += ["--format=pdf,svg", "--width=single", f"--out={tmp_path / 'out'}"]
     out = subprocess.run(script, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert "| transformer_plus_plus " in out and "   600 | " in out
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert len(read_jsonl(tmp_path / "out" / "validation.jsonl")) == 3
+    assert (tmp_path / "out" / "curves.pdf").read_bytes().startswith(b"%PDF") and (
+        tmp_path / "out" / "curves.svg"
+    ).exists()
+    curve = read_jsonl(tmp_path / "out" / "validation.jsonl")
+    (timed,) = read_jsonl(tmp_path / "out" / "step_times.jsonl")
+    assert [line["rated_seconds"] for line in curve] == [line["step"] * timed["step_ms"] / 1000 for line in curve]
+    assert [line["flops"] / line["step"] for line in curve] == [timed["model_flops"]] * 3
     assert read_jsonl(tmp_path / "out" / "results.jsonl")[0]["length"] == 32
     assert (tmp_path / "out" / "table.md").read_text().strip().splitlines()[-1] in out
 

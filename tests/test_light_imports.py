@@ -7,7 +7,7 @@ import sys
 import pytest
 from small import ROOT
 
-from flash_lm.__main__ import COMMANDS
+from flash_lm.__main__ import COMMANDS, spelt
 from flash_lm.config.registry import TASKS
 from flash_lm.errors import InputError
 
@@ -50,7 +50,7 @@ def run_module(module: str, *words: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_imports_nothing_slow(name):
     code, out, err = run_module(f"flash_lm.{name}", "--help")
-    assert (code, err) == (0, "") and out.startswith(f"usage: python -m flash_lm.{name} ")
+    assert (code, err) == (0, "") and out.startswith(f"usage: flash-lm {spelt(name)} ")
     assert run_module("flash_lm", name, "--help") == (code, out, err)
 
 
@@ -64,10 +64,10 @@ def test_help_lists_the_configs_and_their_presets(name):
     assert "presets, as --config=base_340m:NAME: NAME is one of transformer_plus_plus, flash, " in out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "keys")])
 def test_missing_flags_import_nothing_slow(name):
     code, out, err = run_module(f"flash_lm.{name}")
-    assert (code, out) == (2, "") and err.splitlines()[-1].startswith(f"python -m flash_lm.{name}: error: ")
+    assert (code, out) == (2, "") and err.splitlines()[-1].startswith(f"flash-lm {spelt(name)}: error: ")
 
 
 def test_the_package_imports_on_demand():

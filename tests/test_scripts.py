@@ -1,10 +1,11 @@
-"""The programs of scripts/, run like a user runs them."""
+"""Commands that draw, and the shell scripts."""
 
 import subprocess
 
 import pytest
-from small import ROOT, load_script, small_config, write_corpus
+from small import ROOT, small_config, write_corpus
 
+from flash_lm import attention_maps, positions
 from flash_lm.errors import InputError
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.training.train_loop import train
@@ -17,15 +18,16 @@ def test_attention_maps_of_a_run(tmp_path, capsys):
     config = small_config(write_corpus(tmp_path / "text"), tmp_path / "cache")
     config.model.update(pattern=("flash", "aft_local"), num_layers=2)
     train(config, tmp_path / "run")
-    script, out = load_script("attention_maps"), tmp_path / "out" / "maps.png"
-    script.main([f"--workdir={tmp_path / 'run'}", f"--out={out}", "--tokens=20", "--text=the cat sat on the mat, and"])
+    out = tmp_path / "out" / "attention.png"
+    words = [f"--workdir={tmp_path / 'run'}", f"--out={out.parent}", "--tokens=20"]
+    attention_maps.main([*words, "--text=the cat sat on the mat, and"])
     assert "6 maps of 20 tokens" in capsys.readouterr().out  # two parts of two units, and AFT with exp(w)
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_perplexity_by_position(tmp_path, capsys):
     """One column per span, with both values in each cell; one curve per run."""
-    script, file = load_script("plot_positions"), tmp_path / "positions.jsonl"
+    file = tmp_path / "positions.jsonl"
     names = ("from", "to", "tokens", "perplexity", "perplexity_alone")
     first, second = (dict(zip(names, line, strict=True)) for line in ((0, 256, 9, 200, 200), (256, 512, 9, 150, 190)))
     lines = [
@@ -34,7 +36,7 @@ def test_perplexity_by_position(tmp_path, capsys):
         {"run": "c", "family": "flash"},
     ]
     write_jsonl(file, lines)
-    script.main([str(file), f"--out={tmp_path / 'out'}"])
+    positions.main([str(file), f"--out={tmp_path / 'out'}"])
     table = (tmp_path / "out" / "table.md").read_text()
     assert table.strip() == capsys.readouterr().out.strip()
     assert [line["run"] for line in read_jsonl(tmp_path / "out" / "spans.jsonl")] == ["a", "a", "b"]
@@ -43,7 +45,7 @@ def test_perplexity_by_position(tmp_path, capsys):
     for name, message in (("none.jsonl", "no file"), ("other.jsonl", "--carry")):
         (tmp_path / "other.jsonl").write_text('{"run": "c"}\n')
         with pytest.raises(InputError, match=message):
-            script.main([str(tmp_path / name), f"--out={tmp_path / 'out'}"])
+            positions.main([str(tmp_path / name), f"--out={tmp_path / 'out'}"])
 
 
 SHELL = [path for folder in ("scripts", "benchmarks") for path in sorted((ROOT / folder).rglob("*.sh"))]

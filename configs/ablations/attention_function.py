@@ -2,7 +2,7 @@
 
 FLASH, section 4, finds relu² about as good as softmax; the Laplace function is Mega's.
 
-python -m flash_lm.sweep --config=configs/ablations/attention_function.py
+flash-lm sweep --config=configs/ablations/attention_function.py
 """
 
 from ml_collections import ConfigDict

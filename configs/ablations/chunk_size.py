@@ -1,6 +1,6 @@
 """The chunk length of FLASH (in FLASH, section 4, 128 to 1024 differ little).
 
-python -m flash_lm.sweep --config=configs/ablations/chunk_size.py
+flash-lm sweep --config=configs/ablations/chunk_size.py
 """
 
 from ml_collections import ConfigDict

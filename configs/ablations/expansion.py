@@ -1,6 +1,6 @@
 """The expansion E / D of a gated attention unit; the number of layers keeps the number of parameters constant.
 
-python -m flash_lm.sweep --config=configs/ablations/expansion.py
+flash-lm sweep --config=configs/ablations/expansion.py
 """
 
 from ml_collections import ConfigDict

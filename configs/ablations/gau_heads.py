@@ -1,6 +1,6 @@
 """One head or more in a gated attention unit; each has separate scale-offsets of the shared Z.
 
-python -m flash_lm.sweep --config=configs/ablations/gau_heads.py
+flash-lm sweep --config=configs/ablations/gau_heads.py
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """Which part of mixed chunk attention matters: the local one, the global one, both (FLASH, section 4).
 
-    python -m flash_lm.sweep --config=configs/ablations/local_global.py
+    flash-lm sweep --config=configs/ablations/local_global.py
 
 At the paper's size: --config=configs/flash_base.py --runs=configs/ablations/local_global.py. The paper finds the local
 part to matter more, and both together best.

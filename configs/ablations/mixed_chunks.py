@@ -1,6 +1,6 @@
 """What mixed chunks cost a gated attention unit, and what they cost a Transformer (FLASH, section 4).
 
-    python -m flash_lm.sweep --config=configs/ablations/mixed_chunks.py
+    flash-lm sweep --config=configs/ablations/mixed_chunks.py
 
 The paper: from FLASH-Quad to FLASH far less quality is lost than from Transformer++ to MC-TFM.
 """

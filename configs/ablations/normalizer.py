@@ -1,6 +1,6 @@
 """What N divides, scores (the appendix of FLASH) or relu² of them, and what it is: keys, a constant, or the length.
 
-python -m flash_lm.sweep --config=configs/ablations/normalizer.py
+flash-lm sweep --config=configs/ablations/normalizer.py
 """
 
 from ml_collections import ConfigDict

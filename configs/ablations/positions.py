@@ -1,6 +1,6 @@
 """FLASH's position encodings: all three together, each one alone, and none.
 
-python -m flash_lm.sweep --config=configs/ablations/positions.py
+flash-lm sweep --config=configs/ablations/positions.py
 """
 
 from ml_collections import ConfigDict

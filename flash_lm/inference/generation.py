@@ -76,7 +76,7 @@ class Generator:
                 f"train a causal language model, with --config.task=causal_lm"
             )
         if trained.writes in (None, "images"):
-            corpus, advice = trained.config.data.corpus, ": use scripts/generate_images.py" if trained.writes else ""
+            corpus, advice = trained.config.data.corpus, ": use flash-lm generate-images" if trained.writes else ""
             raise InputError(f"{trained.name} was trained on {corpus} and cannot continue text{advice}")
 
         # Text may be generated, and end-of-text, which ends it.

@@ -87,8 +87,7 @@ class RunFolder:
             return load_json(self.path / _CONFIG)
         except OSError:
             raise InputError(
-                f"{self.path} holds no run: train one there with python -m flash_lm.train --config=… "
-                f"--workdir={self.path}"
+                f"{self.path} holds no run: train one there with flash-lm train --config=… --workdir={self.path}"
             ) from None
         except ValueError:
             raise _damage_error(self.path / _CONFIG) from None
@@ -168,8 +167,7 @@ def _config_of(folder: pathlib.Path, written: Any) -> Any:
     path, values = folder / _CONFIG, _config_values(written)
     if isinstance(values, dict) and "model_type" in values:
         raise InputError(
-            f"{folder} is a model of transformers: convert it with python -m flash_lm.import_model "
-            f"--model={folder} --out=…"
+            f"{folder} is a model of transformers: convert it with flash-lm import --model={folder} --out=…"
         )
     if not isinstance(values, dict) or not all(isinstance(values.get(x), dict) for x in ("model", "data", "train")):
         raise _damage_error(path)

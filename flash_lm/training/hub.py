@@ -78,7 +78,7 @@ def download(name: str | os.PathLike[str] | RunName) -> RunName:
     if not is_export(folder) or not (folder / "tokenizer").is_dir():
         raise InputError(
             f"{HUB}{repository} is no export of flash_lm: a Llama can be downloaded and then converted with "
-            "python -m flash_lm.import_model"
+            "flash-lm import"
         )
     return name._replace(workdir=folder)
 

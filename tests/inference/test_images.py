@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 from data.test_images import idx
-from small import load_script
 
+from flash_lm import generate_images
 from flash_lm.configs.base import get_config
 from flash_lm.errors import InputError
 from flash_lm.inference.images import ImageGenerator
 from flash_lm.inference.model import load_model
 from flash_lm.inference.scoring import evaluate
+from flash_lm.report.image_grid import grid
 from flash_lm.training.train_loop import train
 
 # The decode loop is the one for text.
@@ -68,7 +69,7 @@ def test_draws_are_repeatable_and_differ(generator):
 
 def test_the_grid():
     images = np.arange(4, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 3), np.uint8)
-    actual = load_script("generate_images").grid(images, 2)
+    actual = grid(images, 2)
     assert actual.shape == (2 + 2 * 4, 2 + 2 * 5)
     assert actual[2:4, 2:5].max() == 0 and (actual[6:8, 7:10] == 3).all() and (actual[:2] == 255).all()
 
@@ -76,10 +77,9 @@ def test_the_grid():
 def test_the_script_writes_both_pictures(run, tmp_path, capsys):
     from matplotlib.image import imread  # noqa: PLC0415
 
-    script = load_script("generate_images")
-    script.main([f"--workdir={run}", "--samples=4", "--completed=3", f"--out={tmp_path}"])
+    generate_images.main([f"--workdir={run}", "--samples=4", "--completed=3", f"--out={tmp_path}"])
     assert imread(tmp_path / "samples.png").shape[:2] == (2 + 2 * (LINES + 2), 2 + 2 * (WIDTH + 2))
     assert imread(tmp_path / "completions.png").shape[:2] == (2 + 3 * (LINES + 2), 2 + 4 * (WIDTH + 2))
     assert str(tmp_path) in capsys.readouterr().out
     with pytest.raises(InputError, match="--samples=5 must be a square number, such as 4"):
-        script.main([f"--workdir={run}", "--samples=5", f"--out={tmp_path}"])
+        generate_images.main([f"--workdir={run}", "--samples=5", f"--out={tmp_path}"])

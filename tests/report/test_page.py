@@ -7,10 +7,12 @@ import pathlib
 
 import pytest
 from playwright.sync_api import expect
-from small import load_script
 
+from flash_lm import compare
 from flash_lm.config.changes import apply_changes
 from flash_lm.configs import quickstart
+from flash_lm.data.tokenizer import ByteTokenizer
+from flash_lm.data.tokenizers import save_tokenizer
 from flash_lm.report.page import write_page
 from flash_lm.runs.jsonl import write_jsonl
 
@@ -35,6 +37,7 @@ def runs(tmp_path):
             "length": 512,
             "trained_length": 512,
         }
+        save_tokenizer(ByteTokenizer(), folder / "tokenizer")
         write_jsonl(folder / "results.jsonl", [loss | about | {"split": "test"}])
         write_jsonl(folder / "metrics.jsonl", [loss | {"split": "validation", "step": i} for i in (1, 2)])
         folders.append(str(folder))
@@ -79,7 +82,7 @@ def test_everything_is_on_the_page(runs, page, tmp_path):
 
 
 def test_the_script_writes_the_page(runs, page, tmp_path, capsys):
-    load_script("compare").main([*runs, f"--out={tmp_path / 'out'}"])
+    compare.main([*runs, f"--out={tmp_path / 'out'}"])
     assert "index.html" in capsys.readouterr().out
     page.goto((tmp_path / "out" / "index.html").as_uri())
     expect(page.locator("h1")).to_have_text("2 runs on the test split")

@@ -178,7 +178,7 @@ class FillInService:
         if self._filler.exact:
             raise InputError(
                 f"{trained.name} has model.normalizer={trained.config.model.normalizer}, which compiles again for "
-                f"each prompt length while other requests wait: use python -m flash_lm.generate"
+                f"each prompt length while other requests wait: use flash-lm generate"
             )
         # A batch has at most as many masks as the device computes at a time; many masks may be overtaken.
         self._filler.compile(limits.max_prompt_tokens(trained), MOST_CANDIDATES)

@@ -1,27 +1,29 @@
-"""Perplexity by position in the document: a table and a plot of what `evaluate --carry` has written.
-
-python -m flash_lm.evaluate --workdir=runs/x --carry --first=32768 --out=runs/positions.jsonl   # for each run
-python scripts/plot_positions.py runs/positions.jsonl --out=runs/positions
-"""
+"""flash-lm positions runs/positions.jsonl --out=runs/positions: what evaluate --carry has written, in a plot."""
 
 import argparse
 
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path
 from flash_lm.errors import InputError
-from flash_lm.report.by_position import plot_by_position, position_table
 from flash_lm.report.figure import can_draw
-from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+
+
+def flags() -> argparse.ArgumentParser:
+    """Returns the command's argument parser."""
+    parser = argparse.ArgumentParser(prog="flash-lm positions", description=main.__doc__)
+    parser.add_argument("file", type=local_path, help="result lines of evaluate --carry")
+    parser.add_argument("--out", required=True, type=local_path, help="folder for the files")
+    return parser
 
 
 def main(argv: list[str]) -> None:
-    """Writes spans.jsonl (a line for each run and span), table.md and positions.png, and prints the table."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("file", type=local_path, help="result lines of evaluate --carry")
-    parser.add_argument("--out", required=True, type=local_path, help="folder for the files")
-    arguments = parser.parse_args(argv)
+    """Shows perplexity by position in the document: spans.jsonl (a line for each run and span), a table and a plot."""
+    arguments = flags().parse_args(argv)
+    from flash_lm.report.by_position import plot_by_position, position_table
+    from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+
     if not arguments.file.exists():
-        raise InputError(f"no file {arguments.file}: write one with python -m flash_lm.evaluate --carry --out=…")
+        raise InputError(f"no file {arguments.file}: write one with flash-lm evaluate RUN --carry --out=…")
     lines = [line for line in read_jsonl(arguments.file) if "by_position" in line]
     if not lines:
         raise InputError(f"{arguments.file} has no scores by position: evaluate runs with --carry")
@@ -36,4 +38,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, flags)
