@@ -40,7 +40,7 @@ _SHORT = {"import": "import_model"}  # names that Python keeps for itself
 def main() -> None:
     """Runs a command, as python -m flash_lm.COMMAND does."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    name = _SHORT.get(word, word.replace("-", "_"))
+    name = module_name(word)
     if name in COMMANDS:
         command = importlib.import_module(f"flash_lm.{name}")
         sys.argv.pop(1)
@@ -56,6 +56,11 @@ def main() -> None:
         advice = f"did you mean flash-lm {near}?" if near else "flash-lm --help lists the commands"
         print(f"error: no command {word}: {advice}" if word else _usage(), file=sys.stderr)
         sys.exit(2)
+
+
+def module_name(word: str) -> str:
+    """The module of a command as it is typed: import_model for import."""
+    return _SHORT.get(word, word.replace("-", "_"))
 
 
 def spelt(name: str) -> str:

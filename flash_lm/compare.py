@@ -75,7 +75,7 @@ def _compare(names: Mapping[str, RunName], split: str, arguments: argparse.Names
             f"no run has results on {split}: score each first, as in flash-lm evaluate {some} --split={split}"
         )
     names = {label: name for label, name in names.items() if label in scored}
-    out = arguments.out or _beside(names.values())
+    out = arguments.out or _beside(list(names.values()))
     # What a step takes: its FLOPs by the shapes, and its time if it is asked for.
     flops = {label: step_flops(name) for label, name in names.items()}
     times = time_run_steps(names, arguments.rounds) if arguments.step_time else []

@@ -10,7 +10,9 @@ import tomllib
 import pytest
 from small import ROOT, load_script, pages
 
+from flash_lm.__main__ import module_name
 from flash_lm.cli.load import load_config
+from flash_lm.cli.words import check_flags, spell
 from flash_lm.config.registry import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
@@ -67,7 +69,8 @@ def check_module(words: list[str], monkeypatch) -> None:
         check_program(module, words[1:], monkeypatch)
         return
     parser = module.flags()
-    known, others = parser.parse_known_args(words[1:])
+    check_flags(parser, words := spell(parser, words[1:]))
+    known, others = parser.parse_known_args(words)
     grid = [f"--config.{one}" for one in getattr(known, "grid", None) or []]
     first_values = [re.sub(r"=([^,]*),.*", r"=\1", word) for word in grid]
     check_config(getattr(known, "config", None), others + first_values)
@@ -100,6 +103,9 @@ def test_a_command_parses(command, monkeypatch):
     first, *words = shlex.split(command)
     if first == "make":
         assert set(word for word in words if "=" not in word) <= TARGETS
+    elif first == "flash-lm":
+        if not words[0].startswith("--"):
+            check_module([f"flash_lm.{module_name(words[0])}", *words[1:]], monkeypatch)
     elif first == "python" and words[0] == "-m":
         check_module(words[1:], monkeypatch)
     elif first == "python" and words[0] == "-c":
@@ -165,7 +171,7 @@ def test_each_family_has_a_section_a_picture_and_a_line():
     for name, row in FAMILIES.items():
         page = ROOT / "docs" / "families" / f"{name}.md"
         assert page.exists(), f"write {page}: its equation, and what we changed"
-        assert page.read_text().startswith("## ") and f"```{{family}} {name}\n" in page.read_text()
+        assert page.read_text().startswith("# ") and f"```{{family}} {name}\n" in page.read_text()
         assert row.about and "arXiv:" in row.paper, name
         assert (page.parent / "pictures" / f"{name}.svg").exists(), "run python docs/tools/draw_families.py"
     extra = {page.stem for page in (ROOT / "docs" / "families").glob("*.md")} - FAMILIES.keys()

@@ -18,7 +18,7 @@ _FEW = 5  # about as many steps
 FORMATS = ("png", "pdf", "svg")
 # Inches of a paper's column and page (the templates of ICML); None: as large as a plot needs on a screen.
 WIDTHS = {"screen": None, "single": 3.25, "double": 6.75}
-_PAPER = {
+_PAPER: dict[Any, Any] = {
     "font.size": 7,
     "axes.titlesize": 7,
     "axes.labelsize": 7,
@@ -30,7 +30,7 @@ _PAPER = {
     "axes.linewidth": 0.6,
 }
 # Letters in a PDF or SVG stay letters, so that they can be searched and edited.
-_LETTERS = {"pdf.fonttype": 42, "svg.fonttype": "none"}
+_LETTERS: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "none"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def compare_seeds(results: Sequence[Line], groups: Mapping[str, Sequence[str]]) 
         for name, runs in groups.items()
     }
     scores = {name: of_seeds for name, of_seeds in scores.items() if of_seeds}
-    lines, first = [], next(iter(scores), None)
+    lines, first = [], next(iter(scores), "")
     for name, of_seeds in scores.items():
         values = list(of_seeds.values())
         line: Line = {

@@ -7,7 +7,7 @@
         --config.data.corpus=hf --config.data.path=ten_books
     for run in runs/carry/*_rows runs/carry/*_carried; do python -m flash_lm.evaluate --workdir=$run --split=test \
         --carry --first=32768 --out=studies/carry/results/positions.jsonl; done
-    python scripts/plot_positions.py studies/carry/results/positions.jsonl --out=studies/carry/results
+    flash-lm positions studies/carry/results/positions.jsonl --out=studies/carry/results
 
 Set before the first run: the perplexity of the first 32768 tokens of the test split's books. Training with a carried
 state helps a family if its perplexity at positions from 8192 on, with the state, is at least 2 % below that of the
