@@ -260,12 +260,12 @@ def test_a_change_of_a_run_cannot_name_a_plugin(tmp_path):
 
 COMMANDS = {
     "command": ["-m", "flash_lm.train", "--workdir=run"],
-    "study": ["-m", "studies.recall", "--runs=runs", "--out=out"],
+    "recall": ["-m", "flash_lm", "recall"],
 }
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_commands_and_studies_find_modules_in_the_working_directory(tmp_path, kind):
+def test_commands_find_modules_in_the_working_directory(tmp_path, kind):
     """Both import the module, and end at an error in the config."""
     (tmp_path / "of_this_folder.py").write_text("print('imported', flush=True)\n")
     (tmp_path / "mine.py").write_text(

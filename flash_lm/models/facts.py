@@ -64,7 +64,8 @@ def facts(family: str, config: Any, capacities: tuple[int, ...], lengths: tuple[
     causal = "causal" in FAMILIES[family].serves
     base_model = _model(family, config, config.max_length, causal)
     states = {}
-    for capacity in capacities if causal else ():
+    decodes = causal and not any(sublayer.undecodable for sublayer in base_model.layers.sublayers)
+    for capacity in capacities if decodes else ():
         model = _model(family, config, capacity, causal)
         states[capacity] = _bytes(jax.eval_shape(lambda model=model, capacity=capacity: model.init_state(1, capacity)))
     # FLOPs, parameters and names of sublayers.

@@ -8,9 +8,9 @@ from scipy.stats import spearmanr
 
 from flash_lm.runs.jsonl import Line
 from flash_lm.sweeps.rates import lines_at_best_rate
+from flash_lm.sweeps.recall import selection_loss
 from studies.claims.evidence import Evidence, MissingError
 from studies.protocol.verdict import FEWEST, UNDECIDED, Verdict, judge_seeds
-from studies.recall.report import selection_loss
 
 
 @dataclasses.dataclass(frozen=True)

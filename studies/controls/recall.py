@@ -12,8 +12,8 @@ from flash_lm.config.changes import apply_changes
 from flash_lm.runs.jsonl import Line, group_lines
 from flash_lm.runs.run_folder import run_hash
 from flash_lm.sweeps.jobs import Job, ShouldStop
+from flash_lm.sweeps.recall import Model, list_models, run_model
 from studies.recall.configs import mqar_as_measured as measured
-from studies.recall.run import Model, list_models, run_model
 
 PART = "mqar"
 MODELS = ("flash+short_convolution=3", "gated_deltanet")

@@ -7,12 +7,13 @@ from small import ROOT
 
 from flash_lm.config.changes import apply_changes
 from flash_lm.configs.base import get_config
+from flash_lm.configs.recall import mqar
 from flash_lm.errors import InputError
 from flash_lm.models.facts import facts
+from flash_lm.report.recall import plot_recall, recall_table
 from flash_lm.sweeps.jobs import JobFolder, make_jobs, read_job_lines
-from studies.recall.configs import mqar, mqar_as_measured, mqar_longer
-from studies.recall.report import plot_recall, recall_table, selection_loss, summarize
-from studies.recall.run import list_jobs, list_models, time_decoding
+from flash_lm.sweeps.recall import list_jobs, list_models, selection_loss, summarize, time_decoding
+from studies.recall.configs import mqar_as_measured, mqar_longer
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 

@@ -1,6 +1,6 @@
 """Recall against state on two cores: associative recall (MQAR) of 4 to 32 pairs in sequences of 128, 2048 words.
 
-    python -m studies.recall --config=studies/recall/configs/mqar_as_measured.py --runs=runs/mqar \
+    flash-lm recall --config=studies/recall/configs/mqar_as_measured.py --workdir=runs/mqar \
         --out=studies/recall/results/mqar
 
 This config is for the recorded runs: models start with the defaults of that time. Use mqar.py for new runs. It is not

@@ -1,6 +1,6 @@
 """Do models that recall little learn slowly, or start badly? The first study of recall, four times as long.
 
-    python -m studies.recall --config=studies/recall/configs/mqar_longer.py --runs=runs/longer \
+    flash-lm recall --config=studies/recall/configs/mqar_longer.py --workdir=runs/longer \
         --out=studies/recall/results/longer
 
 In the first study (mqar_as_measured.py) a hybrid with one softmax layer in four recalls 38 points less than softmax at

@@ -1,6 +1,6 @@
 """Does recall grow with the state, if nothing else differs? The Linear Transformer with 8, 4, 2 and 1 heads.
 
-    python -m studies.recall --config=studies/recall/configs/mqar_state.py --runs=runs/state \
+    flash-lm recall --config=studies/recall/configs/mqar_state.py --workdir=runs/state \
         --out=studies/recall/results/state
 
 In the first study (mqar_as_measured.py) the models with the largest states are not those that recall most. So that

@@ -1,6 +1,6 @@
 """Associative recall (MQAR) for a few minutes on one core: 4 and 8 pairs in sequences of 64, 256 words.
 
-python -m flash_lm.train --config=studies/recall/configs/mqar.py --workdir=runs/mqar --config.model.family=based
+python -m flash_lm.train --config=configs/recall/mqar.py --workdir=runs/mqar --config.model.family=based
 """
 
 from ml_collections import ConfigDict

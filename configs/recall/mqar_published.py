@@ -1,6 +1,6 @@
 """The published mix of associative recall: 4 to 64 pairs in sequences of 64 to 256, 8192 words; for a GPU.
 
-    python -m flash_lm.train --config=studies/recall/configs/mqar_published.py --config.model.family=flash
+    python -m flash_lm.train --config=configs/recall/mqar_published.py --config.model.family=flash
     python -m flash_lm.evaluate --workdir=runs/mqar_published --lengths=1024 --slices=parts
 
 "Simple linear attention language models balance the recall-throughput tradeoff" (Arora et al. 2024, arXiv:2402.18668,

@@ -1,6 +1,6 @@
 """A needle in a haystack of bytes, sequences of 512: the end of a text asks for a code from inside it.
 
-python -m flash_lm.train --config=studies/recall/configs/needle.py --config.model.family=flash
+python -m flash_lm.train --config=configs/recall/needle.py --config.model.family=flash
 python -m flash_lm.evaluate --workdir=runs/needle --slices=parts    # by depth
 python -m flash_lm.evaluate --workdir=runs/needle --carry --config.data.needle.length=4096
 """

@@ -1,6 +1,6 @@
 """In-context bigrams: sequences of 256 out of 16 symbols, each with a different table of transitions.
 
-python -m flash_lm.train --config=studies/recall/configs/bigrams.py --config.model.family=flash
+python -m flash_lm.train --config=configs/recall/bigrams.py --config.model.family=flash
 """
 
 from ml_collections import ConfigDict
