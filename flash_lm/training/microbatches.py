@@ -41,7 +41,7 @@ def fill_microbatches(
     if setup.config.train.accumulate is not None:
         return setup, None
     config, mesh = setup.config, setup.mesh
-    check_batch(mesh, config.data.batch_size, 1)
+    check_batch(mesh, config.data.batch_size, 1, config.data.length)
     if known and known == record(_with(setup, known["count"])):
         return _with(setup, known["count"]), None
     rows = config.data.batch_size // row_shards(mesh)

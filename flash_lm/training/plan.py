@@ -236,7 +236,7 @@ def make_plan(config: Config, target: Target) -> Plan:
         InputError: mesh, sharding rules or batch do not fit the number of devices.
     """
     mesh: Any = make_abstract_mesh(config.mesh, target.count)
-    check_batch(mesh, config.data.batch_size, config.train.accumulate)
+    check_batch(mesh, config.data.batch_size, config.train.accumulate, config.data.length)
     if target.devices:
         mesh = make_mesh(config.mesh, list(target.devices))
     setup = build_setup(config, mesh)

@@ -82,8 +82,14 @@ def mesh_shape(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
     return sizes
 
 
-def check_batch(mesh: Mesh, batch_size: int, accumulate: int | None) -> None:
-    """Checks that each microbatch divides evenly over the devices; `accumulate`: their number, None: it is open.
+def check_batch(mesh: Mesh, batch_size: int, accumulate: int | None, length: int | None = None) -> None:
+    """Checks that each microbatch divides evenly over the devices.
+
+    Args:
+        mesh: the devices.
+        batch_size: sequences of a batch.
+        accumulate: number of microbatches; None: it is open.
+        length: tokens of a sequence, so that the message can name the next larger batch; None: it does not.
 
     Raises:
         InputError: it does not.
@@ -91,10 +97,11 @@ def check_batch(mesh: Mesh, batch_size: int, accumulate: int | None) -> None:
     shards, count = row_shards(mesh), accumulate or 1
     if batch_size % (shards * count):
         fewer = ", or leave train.accumulate open" if batch_size % shards == 0 else ""
+        enough = f" to {-(-batch_size // (shards * count)) * shards * count * length}" if length else ""
         raise InputError(
             f"a batch of {batch_size} sequences (data.tokens_per_batch / data.length) must be a multiple of data x "
-            f"fsdp x train.accumulate = {shards * count}: raise --config.data.tokens_per_batch, change "
-            f"--config.mesh.shape{fewer}"
+            f"fsdp x train.accumulate = {shards * count}: raise --config.data.tokens_per_batch{enough}, "
+            f"change --config.mesh.shape{fewer}"
         )
 
 

@@ -111,7 +111,7 @@ def check_run(experiment: Experiment, run: OpenRun, validation: Rows) -> None:
         InputError: a batch does not divide over the devices, hosts differ, or no token of the validation split counts.
     """
     config, corpus = experiment.config, experiment.corpus
-    check_batch(experiment.mesh, config.data.batch_size, config.train.accumulate)
+    check_batch(experiment.mesh, config.data.batch_size, config.train.accumulate, config.data.length)
     # Hosts that differ in one of these would hang in their first exchange, or train on different data.
     check_same(
         config=run.resolved.record.to_dict(),

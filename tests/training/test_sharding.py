@@ -64,6 +64,9 @@ def test_a_batch_that_does_not_divide():
     check_batch(mesh, 16, 2)
     with pytest.raises(InputError, match="multiple of data x fsdp x train.accumulate = 16"):
         check_batch(mesh, 24, 2)
+    with pytest.raises(InputError, match="raise --config.data.tokens_per_batch to 4096, change"):
+        check_batch(mesh, 4, 1, length=512)
+    check_batch(mesh, 4096 // 512, 1, length=512)
 
 
 def test_rules_that_do_not_fit_a_parameter(config):
