@@ -23,6 +23,7 @@ from flash_lm.families.family import complete, unused_keys
 from flash_lm.models.classifier import ClassOptions
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.training.hub import download
+from flash_lm.training.schedule import same_until
 
 # Keys that may change when a run is resumed: they change nothing of the model, or only its rounding.
 _CHANGEABLE = (
@@ -56,6 +57,8 @@ _BRANCH_KEYS = (
     "train.decay_steps",
     "train.boundaries",
 )
+# Keys that a run's number of steps changes.
+_STEP_KEYS = {"train.steps", "train.tokens", "train.warmup_steps"}
 # Keys that a branch does not use, since its state comes from its parent.
 _INIT_KEYS = ("train.init_from", "train.init_positions")
 _TASK_KEYS = ("max_length", "causal", "head")  # keys of config.model that train.init_from does not fill in
@@ -92,7 +95,9 @@ def normalize(asked: Any) -> Any:
     return config
 
 
-def resolve(asked: Any, run: RunFolder | None, parent: RunFolder | None, init_from: str | None) -> Resolved:
+def resolve(
+    asked: Any, run: RunFolder | None, parent: RunFolder | None, init_from: str | None, done: int = 0
+) -> Resolved:
     """Fills in the open keys that do not depend on the corpus.
 
     Args:
@@ -100,6 +105,7 @@ def resolve(asked: Any, run: RunFolder | None, parent: RunFolder | None, init_fr
         run: the run that is resumed; None: a new run.
         parent: the run that a new branch starts from.
         init_from: the model that a new run starts from.
+        done: number of steps that the run has done.
 
     Raises:
         InputError: the config is wrong, with one problem per line; or the run or the parent has another config.
@@ -109,7 +115,7 @@ def resolve(asked: Any, run: RunFolder | None, parent: RunFolder | None, init_fr
         parse(asked)  # raises before a model is downloaded
         record = fill_from_parent(record, init_from)
     if run:
-        record, changes = continue_run(record, run)
+        record, changes = continue_run(record, run, done)
     if parent:
         record = _branch_config(record, parent)
     config = parse(record)
@@ -197,21 +203,60 @@ def fill_from_parent(config: Any, name: str) -> Any:
     return config
 
 
-def continue_run(asked: Any, run: RunFolder) -> tuple[Any, Changes]:
+def continue_run(asked: Any, run: RunFolder, done: int | None = None) -> tuple[Any, Changes]:
     """The config to continue a run with, and the keys that it changes.
+
+    Args:
+        asked: a config from `normalize`.
+        run: the run.
+        done: number of steps that the run has done; None: unknown, and its number of steps may not change.
 
     Raises:
         InputError: the run has another config: a key differs that may not change.
     """
     record, changes = _fill_and_compare(asked, run)
-    if differing := {key: change for key, change in changes.items() if not _may_change(key, change, record)}:
+    allowed, reason = set(), ""
+    if done is not None and "train.steps" in changes:
+        record, changes = _keep_warmup(record, run)
+        reason = _why_not_these_steps(record, run, done)
+        allowed = set() if reason else _STEP_KEYS
+    if differing := {
+        key: change for key, change in changes.items() if key not in allowed and not _may_change(key, change, record)
+    }:
         parse(asked)  # raises first if the config itself is wrong
         branch_possible = set(differing) <= set(_BRANCH_KEYS)
         advice = f", or continue in a new one with --config.train.branch_from={run.path}" if branch_possible else ""
         raise InputError(
-            f"{run.path} holds a run of another config ({_format_changes(differing)}): choose another --workdir{advice}"
+            f"{run.path} holds a run of another config ({_format_changes(differing)}){reason}"
+            f": choose another --workdir{advice}"
         )
     return record, changes
+
+
+def _keep_warmup(record: Any, run: RunFolder) -> tuple[Any, Changes]:
+    """The config with the run's warm-up if that is open, and all keys that then differ.
+
+    The warm-up is recorded with them: left open, it would follow from the new number of steps.
+    """
+    record, before = record.copy_and_resolve_references(), parse(run.config).train.warmup_steps
+    if record.train.warmup_steps is not None:
+        return _fill_and_compare(record, run)
+    record.train.warmup_steps = before
+    record, changes = _fill_and_compare(record, run)
+    return record, changes | {"train.warmup_steps": (before, before)}
+
+
+def _why_not_these_steps(record: Any, run: RunFolder, done: int) -> str:
+    """Why a run that has done so many steps cannot have a config's number of steps; empty: it can."""
+    before, now = parse(run.config).train, parse(record).train
+    if now.steps < done:
+        return f"; it has done {done} steps"
+    if same_until(before, now, done):
+        return ""
+    return (
+        f"; the learning rate of the {done} steps done would have been another, since train.schedule={now.schedule} "
+        f"depends on train.steps, and constant does not"
+    )
 
 
 def _branch_config(asked: Any, parent: RunFolder) -> Any:

@@ -145,7 +145,8 @@ def resolve_run(folder: RunFolder, asked: Any) -> OpenRun:
         (asked.train.branch_from, asked.train.init_from) if folder_state.newest is None else (None, None)
     )
     parent = _find_parent(branch_from) if branch_from else None
-    resolved = resolve(asked, None if folder_state.is_new else folder, parent[1] if parent else None, init_from)
+    run, done = None if folder_state.is_new else folder, folder_state.newest or 0
+    resolved = resolve(asked, run, parent[1] if parent else None, init_from, done)
     return OpenRun(folder, folder_state, resolved, parent)
 
 

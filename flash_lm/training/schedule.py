@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from flash_lm.config.train import TrainConfig
@@ -35,6 +36,13 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
         # The first step is number 0; a rate of zero would waste it.
         parts, ends = [optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), *parts], [warmup, *ends]
     return optax.join_schedules(parts, ends) if ends else parts[0]
+
+
+def same_until(one: TrainConfig, other: TrainConfig, steps: int) -> bool:
+    """Whether two schedules have the same learning rates, to the bit, in the first `steps` steps."""
+    step = jnp.arange(steps)
+    one_rate, other_rate = (np.broadcast_to(learning_rate(x)(step), (steps,)) for x in (one, other))
+    return bool(np.array_equal(one_rate, other_rate))
 
 
 def _sqrt_decay(peak: float, end: float, steps: int) -> optax.Schedule:
