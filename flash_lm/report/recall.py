@@ -7,6 +7,7 @@ from flash_lm.report.figure import SCREEN, Output, new_figure, round_ticks, styl
 from flash_lm.report.markdown import markdown_table
 from flash_lm.runs.jsonl import Line
 
+_NARROW = 10  # greatest over smallest value, below which the axis has round numbers instead of powers of ten
 _KNOWN = {"short_convolution": "conv.", "num_layers": "layers"}  # keys in other words
 
 
@@ -85,10 +86,11 @@ def plot_recall(lines: list[Line], path: pathlib.Path, output: Output = SCREEN) 
         by_model.set(xlabel="recalled values, %", xlim=(-2, 102))
         for axes, (key, label) in zip(others, axes_of, strict=True):
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter("{x:,g}")
-            axes.tick_params(axis="x", which="minor", labelbottom=False)
             values = [line[key] for line in lines if key in line]
-            axes.set_xticks([x for x in round_ticks(values) if min(values) <= x <= max(values)] or values[:1])
+            if max(values) < _NARROW * min(values):
+                axes.xaxis.set_major_formatter("{x:,g}")
+                axes.set_xticks(round_ticks(values))
+                axes.tick_params(axis="x", which="minor", labelbottom=False)
             axes.set(xlabel=label, ylabel="recalled values, %", ylim=(-2, 102))
         seeds = max(line["seeds"] for line in lines)
         figure.suptitle("one seed" if seeds == 1 else f"median, lowest and highest of {seeds} seeds")
