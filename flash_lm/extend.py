@@ -1,4 +1,4 @@
-"""The plugin interface: all that a module imports to register a family, task, corpus, head, optimizer or format.
+"""The plugin interface: all that a module imports to register a family, task, corpus, head, optimizer and more.
 
 docs/extend.md has examples.
 
@@ -25,6 +25,7 @@ from flash_lm.layers.parameter import VECTORS
 from flash_lm.layers.sublayer import Sublayer
 from flash_lm.models.formats.format import TRANSPOSED, Format, Layout, Setting, Tensor, register_format
 from flash_lm.models.output_heads import Head, HeadInputs, HeadKind, Losses, register_head, weighted_sum
+from flash_lm.training.loggers import LoggedRun, Logger, register_logger
 from flash_lm.training.optimizer import Optimizer, register_optimizer
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "Layout",
     "LinearCore",
     "LinearOptions",
+    "LoggedRun",
+    "Logger",
     "Losses",
     "MultiHeadAttention",
     "Optimizer",
@@ -71,6 +74,7 @@ __all__ = [
     "register_family",
     "register_format",
     "register_head",
+    "register_logger",
     "register_optimizer",
     "register_task",
     "section",

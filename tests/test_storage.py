@@ -24,6 +24,7 @@ from flash_lm.runs.local_copy import GrowingFiles, copy_path, fetch
 from flash_lm.runs.lock import lock_folder
 from flash_lm.runs.saved_steps import saved_steps
 from flash_lm.runs.storage import explain_errors, move_folder, object_store, reach, remove_folder, to_path, upload
+from flash_lm.training.loggers import LoggedRun, TensorBoard
 from flash_lm.training.metrics import MetricsWriter
 
 LOCK = "gs://bucket/run/lock"
@@ -238,7 +239,8 @@ def test_a_run_that_has_lost_its_lease_writes_nothing(bucket):
 def test_files_that_grow_are_uploaded_when_they_have_changed(bucket):
     workdir = to_path("gs://bucket/run")
     for step in (1, 2):
-        writer = MetricsWriter(workdir, step=step - 1, steps=3, bar=False)
+        board = lambda folder, step=step: [TensorBoard(LoggedRun(folder, "run", "run", "project", {}, step - 1))]
+        writer = MetricsWriter(workdir, step=step - 1, steps=3, bar=False, open_loggers=board)
         writer.write(step, "train", {"loss": 0.5})
         writer.upload()
         writer.write(3, "train", {"loss": 0.1})  # lost at the next start, which is from an earlier checkpoint

@@ -12,13 +12,15 @@ from flash_lm.runs.jsonl import write_jsonl
 
 
 class Recorder(types.ModuleType):
-    """Has the three functions that trackers share; like wandb, it refuses decreasing steps."""
+    """Has the functions of trackers that are used; like wandb, it refuses steps that do not increase."""
 
     def __init__(self, name):
         super().__init__(name)
-        self.runs = []
+        self.runs, self.identities = [], []
 
-    def init(self, *, project, name, config):
+    def init(self, *, project, name, config, resume, id=None):
+        assert resume == "allow"
+        self.identities.append(id or name)
         self.runs.append({"project": project, "name": name, "config": config, "steps": {}, "open": True})
 
     def log(self, values, *, step):
@@ -54,12 +56,24 @@ def runs(tmp_path):
 def test_every_line_arrives(tracker, runs, capsys):
     track.main([*runs, "--to=trackio", "--project=mine"])
     a, b = tracker.runs
-    assert (a["project"], a["name"], b["name"]) == ("mine", "a", "b") and not a["open"] and not b["open"]
+    assert a["project"] == "mine" and a["name"].startswith("a-") and b["name"].startswith("b-")
+    assert not a["open"] and not b["open"]
     assert a["config"]["train"]["steps"] == 240 and a["config"]["train"]["warmup_steps"] == 24
     last = {"train/loss": 20, "validation/loss": 9.0, "validation/perplexity": 8.0}
     assert a["steps"] == {10: {"train/loss": 10}, 20: last}
     assert b["steps"][10] == {"train/loss": 11}
     assert "3 lines to project mine of trackio, as b" in capsys.readouterr().out
+
+
+def test_what_was_sent_is_not_sent_again(tracker, runs):
+    """The run there is the same one, also after the run here has gone on."""
+    track.main([runs[0], "--to=trackio"])
+    track.main([runs[0], "--to=trackio"])
+    with open(f"{runs[0]}/metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 30, "split": "train", "loss": 3.0}\n')
+    track.main([runs[0], "--to=trackio"])
+    assert [run["steps"].keys() for run in tracker.runs] == [{10, 20}, set(), {30}]
+    assert len({*tracker.identities}) == 1
 
 
 @pytest.mark.parametrize(

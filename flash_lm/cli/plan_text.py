@@ -1,12 +1,12 @@
 """A plan in plain words, a line for each thing that a run will need."""
 
+from flash_lm.data.tokenising_progress import in_bytes
 from flash_lm.training.chips import CHIPS
 from flash_lm.training.plan import Plan
 from flash_lm.training.teacher_losses import TEACHER_LOSSES
 
 SHARES = (15, 30, 45)  # percent of the peak rate
 _WIDTH = 13  # of the first column
-_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
 _TIMES = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
@@ -59,13 +59,13 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
     """The memory of each device, and whether a step fits."""
     memory = plan.memory
     teacher = ", and the teacher's parameters" if plan.config.train.teacher else ""
-    rows = [("  state", f"{_size(memory.state)}: parameters and the optimizer's moments{teacher}")]
+    rows = [("  state", f"{in_bytes(memory.state)}: parameters and the optimizer's moments{teacher}")]
     if memory.total is None or memory.temporary is None:
         rows.append(("  temporary", f"not known: {plan.target.why}"))
         total = "at least the state"
     else:
-        rows.append(("  temporary", f"{_size(memory.temporary)}: other arrays of a step, as XLA compiles it"))
-        total = _size(memory.total)
+        rows.append(("  temporary", f"{in_bytes(memory.temporary)}: other arrays of a step, as XLA compiles it"))
+        total = in_bytes(memory.total)
     return [*rows, ("  in all", f"{total}, {_room(plan)}: {_verdict(plan)}")]
 
 
@@ -74,11 +74,11 @@ def _room(plan: Plan) -> str:
     if target.memory is None:
         return "of an unknown memory"
     if target.is_here:
-        return f"of {_size(target.memory)} that are free"
+        return f"of {in_bytes(target.memory)} that are free"
     if target.fraction == 1:
-        return f"of {_size(target.memory)}"
-    of_all = f"{100 * target.fraction:.0f} % of {_size(CHIPS[target.name].memory * 1e9)}"
-    return f"of {_size(target.memory)} that JAX takes ({of_all})"
+        return f"of {in_bytes(target.memory)}"
+    of_all = f"{100 * target.fraction:.0f} % of {in_bytes(CHIPS[target.name].memory * 1e9)}"
+    return f"of {in_bytes(target.memory)} that JAX takes ({of_all})"
 
 
 def _verdict(plan: Plan) -> str:
@@ -99,11 +99,6 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         ("time", f"estimated {unit} of the steps at a share of the peak ({peak}); not a measurement"),
         *((f"  at {share} %", _number(x / factor)) for share, x in zip(SHARES, seconds, strict=True)),
     ]
-
-
-def _size(count: float) -> str:
-    factor, unit = next((row for row in _SIZES if count >= row[0]), _SIZES[-1])
-    return f"{_number(count / factor)} {unit}"
 
 
 def _number(x: float) -> str:

@@ -117,7 +117,7 @@ class DataConfig(Group, name="data"):
             )
         if self.streaming and (self.streams or 1) > self.batch_size:
             sentences.append(f"data.streams={self.streams} must be at most the sequences of a batch, {self.batch_size}")
-        if self.path and not CORPORA[self.corpus].reads_path:
+        if self.path and not CORPORA[self.corpus].reads_path and not CORPORA[self.corpus].examples:
             sentences.append(f"data.corpus={self.corpus} does not read data.path: set data.corpus=text, or hf")
         # Examples and pairs fill rows by themselves, and text is packed.
         kind = CORPORA[self.corpus]

@@ -1,4 +1,4 @@
-"""Registries of families, heads, tasks, corpora, optimizers and formats, from this package or a user's module."""
+"""Registries of families, heads, tasks, corpora, optimizers and others, from this package or a user's module."""
 
 import importlib
 from collections import UserDict
@@ -76,4 +76,5 @@ HEADS: Table[Any] = Table("model.head")  # of models.output_heads.HeadKind
 TASKS: Table[Any] = Table("task")  # of data.tasks.Task
 CORPORA: Table[Any] = Table("data.corpus")  # of data.corpora.CorpusKind
 OPTIMIZERS: Table[Any] = Table("train.optimizer")  # of training.optimizer.Optimizer
+LOGGERS: Table[Any] = Table("train.log_to")  # functions of training.loggers.LoggedRun that return a Logger
 FORMATS: Table[Any] = Table("--format")  # of models.formats.format.Format

@@ -4,7 +4,7 @@ import dataclasses
 
 from flash_lm.config.keys import Group, above, at_least, fraction, key, one_of
 from flash_lm.config.regexes import MOST_REGEXES, regex_problem
-from flash_lm.config.registry import OPTIMIZERS
+from flash_lm.config.registry import LOGGERS, OPTIMIZERS
 
 DECAYS = ("linear", "cosine", "sqrt")  # schedules with a final learning rate
 
@@ -101,6 +101,16 @@ class TrainConfig(Group, name="train"):
         same=(1024,),
     )
     log_every: int = key(10, "steps", at_least(1))
+    log_to: tuple = key(
+        ("tensorboard",),
+        "where lines go besides metrics.jsonl: tensorboard, wandb, trackio or loggers of plugins, between commas",
+        lambda names: next((problem for name in names if (problem := LOGGERS.rule(name))), None),
+    )
+    project: str = key("flash_lm", "the project in a tracker of train.log_to")
+    sample_prompt: str = key(
+        "", "a text that the model continues at every evaluation, always the likeliest token; empty: none"
+    )
+    sample_tokens: int = key(40, "tokens of a sample", at_least(1))
     log_groups: bool = key(False, "log the gradient's norm for each group of parameters, such as layers/sublayer_0")
     eval_every: int = key(100, "steps; 0 = only at the end", at_least(0))
     eval_steps: int = key(

@@ -55,7 +55,7 @@ class Progress:
         return f"{in_bytes(done)} of {in_bytes(self._total)}, about {in_time(left)} left"
 
 
-def in_bytes(count: int) -> str:
+def in_bytes(count: float) -> str:
     """A number of bytes for a person.
 
     >>> in_bytes(2_500_000)

@@ -48,7 +48,7 @@ class Model(NamedTuple):
         return apply_changes(self.config, {"train.learning_rate": rate, "seed": seed})
 
 
-def name_models(words: Sequence[str], config: ConfigDict) -> list[str]:
+def name_models(words: Sequence[str], config: Any) -> list[str]:
     """The models that words name: families, perhaps with keys, and `all` for each that can do this task.
 
     Args:

@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Mapping
 
 import jax
@@ -26,6 +27,19 @@ def report_unused_accelerator(drivers: Mapping[str, str] = _DRIVERS) -> None:
                 device_files[0],
                 name,
             )
+
+
+def peak_memory() -> int | None:
+    """The most bytes in use so far on the first device of this host, or of the process on a CPU; None: unknown."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("peak_bytes_in_use")
+    try:
+        import resource  # noqa: PLC0415 (not on every system)
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def free_memory() -> int | None:

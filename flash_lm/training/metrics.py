@@ -1,29 +1,34 @@
-"""Writes metrics to metrics.jsonl (the record), TensorBoard, and a live progress line."""
+"""Writes metrics to metrics.jsonl (the record) and to loggers, and shows the progress."""
 
 import contextlib
 import errno
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tensorboardX import SummaryWriter
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from flash_lm.runs.hosts import is_first
 from flash_lm.runs.jsonl import read_lines, write_jsonl
 from flash_lm.runs.local_copy import GrowingFiles
+from flash_lm.training.loggers import Logger
 
-# Keys of timings; all others are bit for bit the same when a run is repeated.
+# Keys of timings and of memory; all others are bit for bit the same when a run is repeated.
 _FILE = "metrics.jsonl"
-TIMES = frozenset({"train_seconds", "step_ms", "tokens_per_second", "first_step_s"})
+TIMES = frozenset({"train_seconds", "step_ms", "tokens_per_second", "first_step_s", "mfu", "memory_bytes"})
+_now = time.monotonic
+_EVERY_S = 30.0  # between two lines of progress where there is no terminal
 
 
 class MetricsWriter:
-    """Writes each metric line to metrics.jsonl and TensorBoard, and updates the progress line.
+    """Writes each metric line to metrics.jsonl and the loggers, and shows the progress.
 
-    With several hosts, only the first one writes.
+    With several hosts, only the first one writes. In a terminal or a notebook the progress is a bar, elsewhere, such as
+    in a cluster's log, a line now and then.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class MetricsWriter:
         check_lock: Callable[[], None] = lambda: None,
         name: str = "",
         bar: bool = True,
+        open_loggers: Callable[[pathlib.Path], Sequence[Logger]] = lambda folder: (),
     ):
         """Opens the files to continue after `step`; lines of later steps and truncated lines are removed.
 
@@ -44,7 +50,8 @@ class MetricsWriter:
             steps: number of steps of the run.
             check_lock: called before anything is written; raises RunError if the folder is not ours any more.
             name: put before each message, where several runs write.
-            bar: whether there is a progress line.
+            bar: whether the progress is shown.
+            open_loggers: called on the first host with the folder for the loggers' files.
         """
         # metrics.jsonl; lines after the checkpoint will be written again.
         first = is_first()
@@ -54,33 +61,45 @@ class MetricsWriter:
         if first:
             _truncate(path, step)
         self._file = open(path if first else os.devnull, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (see close)
-        # Its thread dies if the disk is full, and a bounded queue (0: no bound) would then block forever.
-        options = {"purge_step": step + 1, "write_to_disk": first, "max_queue": 0}
-        self._tensorboard = SummaryWriter(str(self._files.folder / "tensorboard"), **options)
+        self._loggers = open_loggers(self._files.folder) if first else ()
 
-        # The progress line.
-        self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True, disable=not (first and bar))
+        # The progress: a bar that is drawn again and again only where somebody sees it.
+        shown = first and bar
+        has_bar = shown and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        self._bar = tqdm(total=steps, initial=step, unit="step", dynamic_ncols=True, disable=not has_bar)
+        self._steps, self._has_lines, self._said = steps, shown and not has_bar, -_EVERY_S
 
     def write(self, step: int, split: str, values: dict[str, Any]) -> None:
         """Writes one line: {"step", "split", **values}."""
         self._check_lock()
         with self._name_file_in_errors():
             self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
-        for name, value in values.items():
-            self._tensorboard.add_scalar(f"{split}/{name}", value, step)
+        for logger in self._loggers:
+            logger.log(step, split, values)
 
-    def progress(self, step: int, **shown: float) -> None:
-        """Moves the progress line to `step`; `shown` replaces its numbers."""
+    def progress(self, step: int, shown: dict[str, str] | None = None) -> None:
+        """Moves the progress to `step`.
+
+        Args:
+            step: number of steps done.
+            shown: what is new of the last logged step, in words by name.
+        """
         if shown:
-            self._bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()}, refresh=False)
+            self._bar.set_postfix(shown, refresh=False)
         self._bar.update(step - self._bar.n)
+        now = _now()
+        if shown and self._has_lines and (now - self._said >= _EVERY_S or step == self._steps):
+            self._said = now
+            self.say(f"step {step:,} of {self._steps:,}: {', '.join(f'{name} {x}' for name, x in shown.items())}")
 
     def say(self, text: str) -> None:
-        """Prints a line above the progress line."""
+        """Prints a line above the progress bar."""
         if not is_first():
             return
         try:
             self._bar.write(f"{self._name}: {text}" if self._name else text)
+            if not sys.stdout.isatty():
+                sys.stdout.flush()  # a cluster's log is read while the run goes on
         except OSError as error:
             if error.errno != errno.EIO:  # the terminal is closed, and the run is to be saved
                 raise
@@ -93,7 +112,8 @@ class MetricsWriter:
             self._file.flush()
             if is_first():
                 os.fsync(self._file.fileno())
-            self._tensorboard.flush()
+            for logger in self._loggers:
+                logger.flush()
         self._files.upload()
 
     def upload(self) -> None:
@@ -104,12 +124,12 @@ class MetricsWriter:
     def close(self) -> None:
         """Flushes and closes, all of it even if the disk is full."""
         self._bar.close()
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._upload_rest)
+            for logger in self._loggers:
+                stack.callback(logger.close)
             with self._name_file_in_errors():
                 self._file.close()
-        finally:
-            self._close_tensorboard()
-            self._upload_rest()
 
     def _upload_rest(self) -> None:
         """Uploads the lines after the last save, and removes the local copy."""
@@ -118,14 +138,6 @@ class MetricsWriter:
             self._files.upload()
         finally:
             self._files.close()
-
-    def _close_tensorboard(self) -> None:
-        try:
-            self._tensorboard.close()
-        except OSError:  # else its thread, and its own attempt at the end of the process, would print tracebacks
-            writer: Any = self._tensorboard.file_writer
-            writer.event_writer._worker.stop()
-            writer.event_writer._closed = True
 
     @contextlib.contextmanager
     def _name_file_in_errors(self) -> Iterator[None]:

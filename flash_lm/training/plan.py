@@ -141,7 +141,7 @@ def parse_target(text: str) -> Target:
         InputError: no such chip, or COUNT is not a positive integer.
     """
     if not text:
-        return _this_machine()
+        return this_machine()
     name, colon, number = text.rpartition(":") if ":" in text else (text, "", "1")
     if name not in CHIPS:
         raise InputError(f"--plan={text}: {name} is not in the table of chips: give one of {', '.join(CHIPS)}")
@@ -167,7 +167,8 @@ def _gpu_fraction() -> float:
         raise InputError(f"{_GPU_FRACTION}={text} must be a number, such as {_GPU_DEFAULT}") from None
 
 
-def _this_machine() -> Target:
+def this_machine() -> Target:
+    """The devices of this machine, with what is free of their memory."""
     devices, memory = tuple(jax.devices()), free_memory()
     if memory is not None and devices[0].platform == "cpu":
         memory //= len(devices)  # simulated devices share the machine's
@@ -245,10 +246,10 @@ def make_plan(config: Config, target: Target) -> Plan:
         _log.info("compiling the step for %d x %s, which may take minutes", target.count, target.name)
         setup, memory = fill_microbatches(setup, target.memory)
         memory = memory or step_memory(setup)
-    return Plan(setup.config, target, dict(mesh.shape), setup.model.parameter_count(), _step_flops(setup), memory)
+    return Plan(setup.config, target, dict(mesh.shape), setup.model.parameter_count(), step_flops(setup), memory)
 
 
-def _step_flops(setup: Setup) -> float:
+def step_flops(setup: Setup) -> float:
     """Model FLOPs of a step."""
     config, model = setup.config, setup.model.abstract
     tokens, length = config.data.tokens_per_batch, config.data.length

@@ -7,16 +7,20 @@ from typing import Any
 import jax
 
 from flash_lm.data.splits import split_sizes
+from flash_lm.data.tokenising_progress import in_time
 from flash_lm.ops.implementations import Implementations
 from flash_lm.runs.provenance import merge_provenance, provenance
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.clock import Clock
+from flash_lm.training.device import peak_memory
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.microbatches import record
 from flash_lm.training.nonfinite import NonfiniteSteps
+from flash_lm.training.plan import Plan
 from flash_lm.training.resume import Start
 from flash_lm.training.rounding import rounding_warnings
 from flash_lm.training.spikes import Spikes
+from flash_lm.training.step_size import size_line
 from flash_lm.training.train_state import Params, TrainState
 
 Scores = dict[str, Any]
@@ -41,6 +45,8 @@ class RunLog:
         writer: MetricsWriter,
         implementations: Implementations,
         vmapped_runs: int = 1,
+        plan: Plan | None = None,
+        sample: Callable[[Params], str] | None = None,
     ):
         """Continues the counters of the start.
 
@@ -51,11 +57,13 @@ class RunLog:
             writer: the run's metrics.
             implementations: those of the compiled step.
             vmapped_runs: number of runs that are trained by the same program.
+            plan: what a step takes; None: unknown.
+            sample: continues train.sample_prompt; None: there is none.
         """
         # Constant during the run.
         facts, self._start, self._config = start.facts, start, start.experiment.config
         self._validate, self.checkpoints, self.writer = validate, checkpoints, writer
-        self._implementations = implementations
+        self._implementations, self._plan, self._sample = implementations, plan, sample
         now = provenance(jax.devices()[0].device_kind) | implementations.line()
         self._code = merge_provenance(facts.get("code", {}), now)
         # The times of a program that trains several runs are those of all of them; a line that has them says so.
@@ -87,6 +95,8 @@ class RunLog:
             self.writer.say(self._start.message)
         for part, sentences in self._implementations.items():
             self.writer.say(f"{part}: {' and '.join(sentences)}")
+        if self._plan:
+            self.writer.say(size_line(self._plan))
         for warning in rounding_warnings(self._config, state):
             self.writer.say(warning)
 
@@ -121,12 +131,28 @@ class RunLog:
                 "skipped_steps": self._nonfinite.skipped,
             }
             values["loss_spikes"] = self._spikes.count
-            values["tokens_per_second"] = self._config.data.batch_size * self._config.data.length / seconds_per_step
+            values["tokens"] = step * self._config.data.tokens_per_batch
+            values |= self._speed(seconds_per_step)
             if self.first_step_s is not None:
                 values["first_step_s"], self.first_step_s = self.first_step_s, None
             self.writer.write(step, "train", values | self._together)
-            self.writer.progress(step, loss=values["loss"], tokens_per_s=values["tokens_per_second"])
+            self.writer.progress(step, self._progress(step, values))
         self.writer.progress(step)
+
+    def _speed(self, seconds_per_step: float) -> Scores:
+        """Tokens per second, the share of the devices' peak rate (model FLOPs utilisation), and the memory in use."""
+        values = {"tokens_per_second": self._config.data.tokens_per_batch / seconds_per_step}
+        if self._plan and self._plan.peak:
+            values["mfu"] = self._plan.step_flops / (seconds_per_step * self._plan.peak * self._plan.target.count)
+        memory = peak_memory()
+        return values | ({"memory_bytes": memory} if memory else {})
+
+    def _progress(self, step: int, values: Scores) -> dict[str, str]:
+        """What the progress shows of a logged step."""
+        left = (self._config.train.steps - step) * values["step_ms"] / 1000
+        shown = {"loss": f"{values['loss']:.4g}", "tokens/s": f"{values['tokens_per_second']:,.0f}"}
+        shown |= {"MFU": f"{values['mfu']:.0%}"} if "mfu" in values else {}
+        return shown | {"left": in_time(left)}
 
     def evaluate(self, step: int, state: TrainState) -> Scores:
         """Scores the validation split, logs the scores, and checks whether the target accuracy is reached.
@@ -141,6 +167,11 @@ class RunLog:
             scores |= {f"ema_{name}": averaged[name] for name in ("loss", "perplexity", "accuracy") if name in averaged}
         self.writer.write(step, "validation", scores | {"train_seconds": self.clock.seconds} | self._together)
 
+        if self._sample:
+            text = self._sample(state.params)
+            prompt = self._config.train.sample_prompt
+            self.writer.write(step, "sample", {"prompt": prompt, "text": text})
+            self.writer.say(f"step {step}: {prompt}{text}")
         self.writer.upload()
 
         # The message, and `train.stop_accuracy`.

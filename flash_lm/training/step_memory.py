@@ -42,8 +42,13 @@ def step_memory(setup: Setup) -> Memory:
             if (memory := _refused(str(error), state)) is None:
                 raise
             return memory
+    return program_memory(setup, program)
+
+
+def program_memory(setup: Setup, program: Any) -> Memory:
+    """What a compiled step needs."""
     analysis: Any = program.memory_analysis()
-    return Memory(state, analysis.temp_size_in_bytes, program_bytes(program))
+    return Memory(state_bytes(setup), analysis.temp_size_in_bytes, program_bytes(program))
 
 
 def _refused(message: str, state: int) -> Memory | None:

@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import os
+import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from ml_collections import ConfigDict
 
+from flash_lm.config.experiment import Config
 from flash_lm.config.registry import TASKS
 from flash_lm.data.batches import Batch
 from flash_lm.data.packing import Rows
@@ -16,17 +18,21 @@ from flash_lm.errors import InputError, PassingError
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.hosts import StopOfAllHosts, check_same, gather_from_hosts, is_first
 from flash_lm.runs.lost_hosts import report_lost_host
+from flash_lm.runs.storage import absolute
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.compiled_step import CompiledStep, state_bytes
+from flash_lm.training.loggers import LoggedRun, Logger, OnLog, check_loggers, open_loggers
 from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.microbatches import fill_microbatches
 from flash_lm.training.nonfinite import Origin
 from flash_lm.training.profile import Profile, Span, check_span
 from flash_lm.training.resume import OpenRun, Start, find_start, open_run
 from flash_lm.training.run_log import RunLog, Scores
+from flash_lm.training.samples import make_sampler
 from flash_lm.training.schedule_free import gradient_point
 from flash_lm.training.setup import Experiment, build_experiment
 from flash_lm.training.sharding import batch_sharding, check_batch, report_shared_heads, shard_batch
+from flash_lm.training.step_size import explain_out_of_memory, plan_of
 from flash_lm.training.validation import make_validation
 
 
@@ -37,6 +43,7 @@ def train(
     profile: Span | None = None,
     debug_nonfinite: bool = False,
     started_at: float | None = None,
+    on_log: OnLog | None = None,
 ) -> bool:
     """Trains until config.train.steps or config.train.stop_accuracy, from the newest checkpoint in `workdir` if any.
 
@@ -60,13 +67,16 @@ def train(
         profile: steps to trace into workdir/profile; None: no trace.
         debug_nonfinite: wait for each step, and find where the first non-finite number appears.
         started_at: start of the process, in seconds of time.perf_counter; first_step_s is measured from it; None: now.
+        on_log: called with step, split and values of each line of metrics.jsonl, after the loggers of train.log_to;
+            what it raises ends the run.
 
     Returns:
         Whether the run has come to its end; otherwise it was asked to stop, and can go on.
 
     Raises:
         InputError: bad config, data or workdir; nothing has been written.
-        RunError: the loss became non-finite, a checkpoint could not be written, or another host is gone.
+        RunError: the loss became non-finite, a device is out of memory, a checkpoint could not be written, or another
+            host is gone.
     """
     started_at = time.perf_counter() if started_at is None else started_at
     with contextlib.ExitStack() as stack:
@@ -95,12 +105,13 @@ def train(
             if is_first():
                 print(f"{workdir}: {end}")
             return True
+        stack.enter_context(explain_out_of_memory(lambda: plan_of(start.experiment)))
         start = choose_microbatches(start)
 
         # From here on the folder is written to.
         begin_run(run, experiment)
         checkpoints = checkpoints or stack.enter_context(open_checkpoints(run))
-        loop = _Loop(start, validation, run, checkpoints, started_at, debug_nonfinite)
+        loop = _Loop(start, validation, run, checkpoints, started_at, debug_nonfinite, on_log)
         return loop.run(should_stop, Profile(run.folder.path / "profile", profile))
 
 
@@ -108,9 +119,12 @@ def check_run(experiment: Experiment, run: OpenRun, validation: Rows) -> None:
     """Checks what needs the corpus or the devices, before anything is written.
 
     Raises:
-        InputError: a batch does not divide over the devices, hosts differ, or no token of the validation split counts.
+        InputError: a batch does not divide over the devices, hosts differ, no token of the validation split counts, a
+            tracker is not installed, or the model cannot continue train.sample_prompt.
     """
     config, corpus = experiment.config, experiment.corpus
+    check_loggers(config.train.log_to)
+    make_sampler(experiment)
     check_batch(experiment.mesh, config.data.batch_size, config.train.accumulate, config.data.length)
     # Hosts that differ in one of these would hang in their first exchange, or train on different data.
     check_same(
@@ -134,6 +148,16 @@ def choose_microbatches(start: Start, runs: int = 1) -> Start:
     known, taken = start.facts.get("microbatches"), runs * state_bytes(start.experiment)
     experiment, _ = fill_microbatches(start.experiment, taken=taken, known=known, runs=runs)
     return dataclasses.replace(start, experiment=experiment)
+
+
+def run_loggers(
+    run: OpenRun, config: Config, step: int, on_log: OnLog | None = None
+) -> Callable[[pathlib.Path], Sequence[Logger]]:
+    """Makes the function that opens the loggers of a run that continues after `step`, with a folder for their files."""
+    workdir = run.folder.path
+    about = {"name": workdir.name, "workdir": str(absolute(workdir)), "project": config.train.project, "step": step}
+    record = run.resolved.record.to_dict()
+    return lambda folder: open_loggers(config.train.log_to, LoggedRun(folder, config=record, **about), on_log)
 
 
 def open_checkpoints(run: OpenRun) -> Checkpoints:
@@ -163,6 +187,7 @@ class _Loop:
         checkpoints: Checkpoints,
         started_at: float,
         debug_nonfinite: bool,
+        on_log: OnLog | None,
     ):
         # Constant during the run.
         experiment = start.experiment
@@ -180,8 +205,13 @@ class _Loop:
         # The functions and writers that work on the state.
         self.origin = Origin(experiment) if debug_nonfinite else None
         steps = self.config.train.steps
-        writer = MetricsWriter(run.folder.path, step=self.step, steps=steps, check_lock=run.check_lock)
-        self.log = RunLog(start, make_validation(experiment, validation_rows), checkpoints, writer, implementations)
+        loggers = run_loggers(run, self.config, self.step, on_log)
+        writer = MetricsWriter(
+            run.folder.path, step=self.step, steps=steps, check_lock=run.check_lock, open_loggers=loggers
+        )
+        validate, plan = make_validation(experiment, validation_rows), plan_of(experiment, self.compiled_step.program)
+        sample = make_sampler(experiment)
+        self.log = RunLog(start, validate, checkpoints, writer, implementations, plan=plan, sample=sample)
 
         # Not logged yet: the number, metrics and batch of the last step.
         self.pending: tuple | None = None

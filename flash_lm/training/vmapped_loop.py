@@ -28,6 +28,7 @@ from flash_lm.training.train_loop import (
     choose_microbatches,
     is_due,
     open_checkpoints,
+    run_loggers,
     why_finished,
 )
 from flash_lm.training.validation import make_validation
@@ -150,7 +151,16 @@ class _Loop:
             checkpoints, path, is_first = member.begin(stack), member.run.folder.path, not self.logs
             steps = self.config.steps
             check = member.run.check_lock
-            writer = MetricsWriter(path, step=self.step, steps=steps, check_lock=check, name=path.name, bar=is_first)
+            loggers = run_loggers(member.run, member.start.experiment.config, self.step)
+            writer = MetricsWriter(
+                path,
+                step=self.step,
+                steps=steps,
+                check_lock=check,
+                name=path.name,
+                bar=is_first,
+                open_loggers=loggers,
+            )
             stack.enter_context(contextlib.closing(writer))
             self.logs.append(RunLog(member.start, validate, checkpoints, writer, implementations, len(members)))
         self.messages = [start.message for start in starts]

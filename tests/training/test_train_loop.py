@@ -19,6 +19,7 @@ from flash_lm.runs.run_name import run_name
 from flash_lm.training import train_loop
 from flash_lm.training.checkpoint_read import restore
 from flash_lm.training.clock import Clock
+from flash_lm.training.compiled_step import CompiledStep
 from flash_lm.training.metrics import TIMES
 from flash_lm.training.setup import Experiment, build_experiment
 from flash_lm.training.train_loop import train
@@ -173,19 +174,13 @@ def test_another_tokenizer_or_corpus_is_refused(config, finished_run, tmp_path):
 
 
 def test_a_non_finite_loss_ends_the_run_and_is_not_saved(config, tmp_path, monkeypatch):
-    CompiledStep = train_loop.CompiledStep
-
-    def make_poisoned_step(experiment):
-        step = CompiledStep(experiment)
-
-        def run(state, batch):
+    class PoisonedStep(CompiledStep):
+        def __call__(self, state, batch):
             number = int(state.step)
-            state, metrics = step(state, batch)
+            state, metrics = super().__call__(state, batch)
             return state, metrics | ({"loss": np.float32(np.nan), "finite": np.False_} if number == 5 else {})
 
-        return run
-
-    monkeypatch.setattr(train_loop, "CompiledStep", make_poisoned_step)
+    monkeypatch.setattr(train_loop, "CompiledStep", PoisonedStep)
     with pytest.raises(RunError, match="step 6 .* loss nan"):
         train(config, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3
