@@ -146,7 +146,7 @@ def test_a_refused_export_makes_no_repository(hub, model, tmp_path, monkeypatch)
 def test_a_repository_without_an_export_is_refused(hub):
     (hub.folder / "them" / "llama").mkdir(parents=True)
     (hub.folder / "them" / "llama" / "model.safetensors").touch()
-    with pytest.raises(InputError, match=r"hub:them/llama is no export of flash_lm: .*flash_lm.import_model"):
+    with pytest.raises(InputError, match=r"hub:them/llama is no export of flash_lm: .*flash-lm import"):
         flash_lm.load("hub:them/llama")
 
 
