@@ -29,7 +29,7 @@ def flags() -> argparse.ArgumentParser:
         "--rare", type=positive, help="with --slices=recall: largest training count of a rare pair of tokens"
     )
     parser.add_argument(
-        "--out",
+        "--results",
         type=any_path,
         help="a JSONL file; default: in the run's folder results.jsonl, or carried.jsonl or slices.jsonl",
     )

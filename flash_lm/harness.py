@@ -21,7 +21,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--published", action="store_true", help="also the tasks that the harness publishes (network)")
     parser.add_argument("--shots", type=int, help="examples before each question; default: as the task says")
     parser.add_argument("--limit", type=positive, help="only the first questions of each task")
-    parser.add_argument("--out", type=any_path, help="a JSONL file; default: harness.jsonl in the run's folder")
+    parser.add_argument("--results", type=any_path, help="a JSONL file; default: harness.jsonl in the run's folder")
     return parser
 
 

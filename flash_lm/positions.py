@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 
     if not arguments.file.exists():
-        raise InputError(f"no file {arguments.file}: write one with flash-lm evaluate RUN --carry --out=…")
+        raise InputError(f"no file {arguments.file}: write one with flash-lm evaluate RUN --carry --results=…")
     lines = [line for line in read_jsonl(arguments.file) if "by_position" in line]
     if not lines:
         raise InputError(f"{arguments.file} has no scores by position: evaluate runs with --carry")

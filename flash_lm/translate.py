@@ -20,7 +20,7 @@ def flags() -> argparse.ArgumentParser:
     add_run_flags(parser)
     search = BeamSearch()
     parser.add_argument("--split", default="test", help="train, validation or test; default: test")
-    parser.add_argument("--first", type=positive, help="number of pairs; default: all")
+    parser.add_argument("--pairs", type=positive, help="number of pairs; default: all")
     parser.add_argument("--beams", type=int, default=search.beams, help="1: greedy decoding; default: %(default)s")
     parser.add_argument(
         "--length_penalty",
@@ -33,7 +33,7 @@ def flags() -> argparse.ArgumentParser:
         "--tokenize", default="13a", choices=_TOKENIZERS, help="how BLEU splits texts into words; default: %(default)s"
     )
     parser.add_argument("--answers", type=local_path, help="a JSONL file for pairs and answers")
-    parser.add_argument("--out", type=any_path, help="a JSONL file; default: bleu.jsonl in the run's folder")
+    parser.add_argument("--results", type=any_path, help="a JSONL file; default: bleu.jsonl in the run's folder")
     return parser
 
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     corpus = load_text(trained, arguments.split)
     # Every host translates its share.
     with report_lost_host():
-        limits = {"first": arguments.first, "max_tokens": arguments.max_tokens}
+        limits = {"first": arguments.pairs, "max_tokens": arguments.max_tokens}
         translations = translate(trained, corpus, arguments.split, settings, **limits)
     if not is_first():
         return

@@ -64,7 +64,7 @@ def test_help_lists_the_configs_and_their_presets(name):
     assert "presets, as --config=base_340m:NAME: NAME is one of transformer_plus_plus, flash, " in out
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "keys")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "keys", "recall")])
 def test_missing_flags_import_nothing_slow(name):
     code, out, err = run_module(f"flash_lm.{name}")
     assert (code, out) == (2, "") and err.splitlines()[-1].startswith(f"flash-lm {spelt(name)}: error: ")

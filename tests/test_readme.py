@@ -30,12 +30,12 @@ def test_each_result_has_a_command(folder):
 
 
 def test_the_command_of_a_file_makes_that_file():
-    """The --out of each row is the path of the row, lies in it, or is a folder of runs."""
+    """The --out or --results of each row is the path of the row, lies in it, or is a folder of runs."""
     read_rows = lambda folder: [(folder, *row) for row in ROW.findall((folder / "README.md").read_text())]
     rows = [*itertools.chain(*(read_rows(folder) for folder in RESULTS))]
     assert len(rows) > 20
     for folder, names, command in rows:
-        outs = [pathlib.Path(out) for out in re.findall(r"--out=(?!runs\b)([\w./]+)", command)]
+        outs = [pathlib.Path(out) for out in re.findall(r"--(?:out|results)=(?!runs\b)([\w./]+)", command)]
         files = [folder.relative_to(ROOT) / name.strip("`") for name in names.split(", ") if name != "all else"]
         near = lambda out, files=files: any(out.is_relative_to(x) or x.is_relative_to(out) for x in files)
         assert not files or all(near(out) for out in outs), (names, command)

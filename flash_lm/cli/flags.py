@@ -79,14 +79,14 @@ def parse_run(arguments: argparse.Namespace) -> tuple[RunName, tuple[int, ...]]:
 
 
 def results_file(arguments: argparse.Namespace, name: RunName, default: str) -> pathlib.Path:
-    """The file to which a command adds its lines: that of --out, or one in the run's folder.
+    """The file to which a command adds its lines: that of --results, or one in the run's folder.
 
     Raises:
         InputError: a model on the hub has no folder of results; or it is in a bucket that cannot be reached.
     """
-    if arguments.out is None and arguments.workdir.startswith(HUB):
-        raise InputError(f"{arguments.workdir} is on the hub and has no folder for results: give --out=FILE.jsonl")
-    return reach(arguments.out or name.workdir / default)
+    if arguments.results is None and arguments.workdir.startswith(HUB):
+        raise InputError(f"{arguments.workdir} is on the hub and has no folder for results: give --results=FILE.jsonl")
+    return reach(arguments.results or name.workdir / default)
 
 
 def begin(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@
     python -m flash_lm.sweep --config=studies/carry/config.py --split=validation --workdir=runs/carry \
         --config.data.corpus=hf --config.data.path=ten_books
     for run in runs/carry/*_rows runs/carry/*_carried; do python -m flash_lm.evaluate --workdir=$run --split=test \
-        --carry --first=32768 --out=studies/carry/results/positions.jsonl; done
+        --carry --first=32768 --results=studies/carry/results/positions.jsonl; done
     flash-lm positions studies/carry/results/positions.jsonl --out=studies/carry/results
 
 Set before the first run: the perplexity of the first 32768 tokens of the test split's books. Training with a carried

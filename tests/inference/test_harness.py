@@ -172,7 +172,7 @@ def test_bits_per_byte_equal_those_of_evaluate(run, tmp_path):
 
 @pytest.mark.slow("starts a process that runs three tasks")
 def test_the_command_runs_the_tasks_offline(run, tmp_path):
-    words = [f"--workdir={run}", f"--include={ROOT}/configs/harness", f"--out={tmp_path}/out.jsonl"]
+    words = [f"--workdir={run}", f"--include={ROOT}/configs/harness", f"--results={tmp_path}/out.jsonl"]
     out, _ = finish(command("flash_lm.harness", *words, "--tasks=own_text,minimal_pairs,next_words"))
     assert "bits_per_byte" in out and "exact_match" in out
     lines = {line["task"]: line for line in read_jsonl(tmp_path / "out.jsonl")}

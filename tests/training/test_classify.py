@@ -125,7 +125,7 @@ def _label(run, number):
 
 @pytest.mark.slow("starts a process that scores a run")
 def test_the_command_reports_truncated_texts(run):
-    out, _ = finish(command("flash_lm.evaluate", f"--workdir={run}", f"--out={run}/other.jsonl"))
+    out, _ = finish(command("flash_lm.evaluate", f"--workdir={run}", f"--results={run}/other.jsonl"))
     assert "cut at their end" not in out  # 14 tokens fit
     assert "at length 16" in out and "over 40 rows; the most frequent label is" in out and "(95 %: " in out
 

@@ -298,7 +298,7 @@ def test_a_checkpoint_that_one_host_cannot_read_ends_all(words, alone, tmp_path)
 @pytest.mark.parametrize("mesh", ["2,1,2", "1,2,2"])
 def test_several_hosts_score_and_generate_as_one_does(alone, tmp_path, mesh):
     commands = {
-        "evaluate": ("--split=validation", f"--out={tmp_path / 'results.jsonl'}"),
+        "evaluate": ("--split=validation", f"--results={tmp_path / 'results.jsonl'}"),
         "generate": ("--prompt=the cat", "--max_tokens=9", "--json"),
     }
     for name, words in commands.items():

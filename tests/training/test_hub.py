@@ -95,7 +95,7 @@ def test_a_pushed_model_can_be_loaded(hub, model, tmp_path, monkeypatch, capsys)
     downloaded, exported = flash_lm.load("hub:me/mine"), flash_lm.load(tmp_path / "out")
     assert downloaded.generate("a cat", 5, temperature=0.0) == exported.generate("a cat", 5, temperature=0.0)
     assert downloaded.config == exported.config
-    with pytest.raises(InputError, match="hub:me/mine is on the hub and has no folder for results: give --out="):
+    with pytest.raises(InputError, match="hub:me/mine is on the hub and has no folder for results: give --results="):
         evaluate.main(["--workdir=hub:me/mine", "--split=test", "--no_compile_cache"])
     with pytest.raises(InputError, match="has one state: leave @best out"):
         flash_lm.load("hub:me/mine@best")
@@ -146,7 +146,7 @@ def test_a_refused_export_makes_no_repository(hub, model, tmp_path, monkeypatch)
 def test_a_repository_without_an_export_is_refused(hub):
     (hub.folder / "them" / "llama").mkdir(parents=True)
     (hub.folder / "them" / "llama" / "model.safetensors").touch()
-    with pytest.raises(InputError, match=r"hub:them/llama is no export of flash_lm: .*flash_lm.import_model"):
+    with pytest.raises(InputError, match=r"hub:them/llama is no export of flash_lm: .*flash-lm import"):
         flash_lm.load("hub:them/llama")
 
 
