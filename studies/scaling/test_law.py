@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from studies.scaling.law import Law, fit
+from flash_lm.sweeps.scaling_law import Law, fit
 
 # Of the size of Hoffmann et al.'s, at the sizes of two cores.
 TRUE = Law(E=1.8, A=480.0, B=2100.0, alpha=0.35, beta=0.37)

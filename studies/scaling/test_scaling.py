@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from flash_lm import scaling as scaling_program
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.config.changes import apply_changes
 from flash_lm.config.experiment import parse
@@ -10,9 +11,8 @@ from flash_lm.errors import InputError
 from flash_lm.families.family import complete
 from flash_lm.models.facts import training_flops
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
+from flash_lm.sweeps.scaling_law import Law
 from flash_lm.training.train_state import ModelFunction
-from studies.scaling import __main__ as scaling_program
-from studies.scaling.law import Law
 
 PLAN = ["plan", "--config=quickstart", "--families=flash transformer_plus_plus", "--config.model.vocab_size=2048"]
 

@@ -7,10 +7,10 @@ from small import ROOT, small_config, write_corpus
 
 from flash_lm.cli.load import load_config, load_module
 from flash_lm.config.overrides import apply_overrides
+from flash_lm.reproduce import TABLES, main, set_corpus
 from flash_lm.runs.jsonl import read_jsonl
 from flash_lm.sweeps import grid
 from flash_lm.sweeps.grid import check_runs
-from studies.tables.__main__ import TABLES, main, set_corpus
 
 pytestmark = pytest.mark.usefixtures("usual_promotion")
 
@@ -47,7 +47,7 @@ def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
     table, scale = load_module(str(path)), "small" if more else "paper"
     for train, score, (run, changes) in zip(lines[::2], lines[1::2], table.get_runs(scale).items(), strict=True):
         workdir = f"--workdir={tmp_path / 'runs' / run}"
-        assert train[2:5] == ["train", f"--config={path}", workdir]
+        assert train[2:5] == ["train", f"--config=tables/{table}", workdir]
         assert score[2:] == ["evaluate", workdir, "--split=test"]
         expected = table.get_config(scale)
         apply_overrides(expected, overrides)

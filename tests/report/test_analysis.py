@@ -14,11 +14,11 @@ from flash_lm.report.comparison import write_comparison
 from flash_lm.report.curves import Curve, plot_curves
 from flash_lm.report.markdown import RUNS, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
+from flash_lm.report.reproduction import prominent
 from flash_lm.report.results import labels, newest_results, validation_curve
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl, write_jsonl
 from flash_lm.runs.provenance import merge_provenance
 from flash_lm.sweeps.grid import is_done
-from studies.tables.report import prominent
 
 
 def test_a_truncated_last_line_is_ignored(tmp_path):

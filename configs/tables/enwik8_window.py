@@ -1,6 +1,6 @@
 """AFT-local's window on enwik8, 24 layers of 256, sequence length 1024 (AFT, section 5).
 
-    python -m studies.tables --table=enwik8_window --corpus=enwik8 --out=studies/tables/results/enwik8_window
+    flash-lm reproduce --table=enwik8_window --corpus=enwik8 --out=studies/tables/results/enwik8_window
 
 The paper finds 32 the best: bits per byte fall up to it, and rise slowly after it.
 """
@@ -8,7 +8,7 @@ The paper finds 32 the best: bits per byte fall up to it, and rise slowly after 
 from ml_collections import ConfigDict
 
 from flash_lm.configs import aft_local_enwik8
-from studies.tables.configs._small_scale import shrink
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "AFT-local: bits per byte of enwik8 by window"
 METRIC = "bits_per_byte"

@@ -1,7 +1,7 @@
 """Masked LM on C4 at 512 … 8192 tokens: perplexity of masked tokens against time per step (FLASH, section 4).
 
-    python -m studies.tables --table=c4 --out=studies/tables/results/c4
-    python -m studies.tables --table=c4 --scale=small --corpus=stdlib --out=runs/c4
+    flash-lm reproduce --table=c4 --out=studies/tables/results/c4
+    flash-lm reproduce --table=c4 --scale=small --corpus=stdlib --out=runs/c4
 
 The paper: Transformer++'s perplexity at all lengths, and training up to 4.8 times as fast.
 """
@@ -9,8 +9,8 @@ The paper: Transformer++'s perplexity at all lengths, and training up to 4.8 tim
 from ml_collections import ConfigDict
 
 from flash_lm.configs import flash_c4
-from studies.tables.configs import _by_length as by_length
-from studies.tables.configs._small_scale import shrink
+from flash_lm.configs.tables import _by_length as by_length
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "FLASH: masked LM on C4, 110M parameters"
 METRIC = "perplexity"

@@ -1,6 +1,6 @@
 """Shared by the tables of FLASH: families at 512 … 8192 tokens, compared with Transformer++ at the same length."""
 
-from studies.tables.configs._small_scale import shrunk_length
+from flash_lm.configs.tables._small_scale import shrunk_length
 
 FAMILIES = {
     "paper": ("transformer", "transformer_plus", "transformer_plus_plus", "flash_quad", "flash"),

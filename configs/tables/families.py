@@ -1,7 +1,7 @@
 """Every family at one size on one corpus: perplexity and step time. Not a table of a paper.
 
-    python -m studies.tables --table=families --out=studies/families/results/base_110m
-    python -m studies.tables --table=families --scale=small --corpus=$DATA/books --split=validation \
+    flash-lm reproduce --table=families --out=studies/families/results/base_110m
+    flash-lm reproduce --table=families --scale=small --corpus=$DATA/books --split=validation \
         --out=studies/families/results/causal
 
 Small: 1.3M parameters, 750 steps of 2048 tokens, one seed; three to fifteen minutes per run.

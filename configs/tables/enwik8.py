@@ -1,7 +1,7 @@
 """Bits per byte of enwik8, sequence length 1024: AFT against Transformers, linear and not (AFT, section 5).
 
-    python -m studies.tables --table=enwik8 --corpus=enwik8 --out=studies/tables/results/enwik8
-    python -m studies.tables --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8
+    flash-lm reproduce --table=enwik8 --corpus=enwik8 --out=studies/tables/results/enwik8
+    flash-lm reproduce --table=enwik8 --scale=small --corpus=stdlib --out=runs/enwik8
 
 12 layers of 512 or 24 of 256; enwik8 is a local file.
 """
@@ -9,7 +9,7 @@
 from ml_collections import ConfigDict
 
 from flash_lm.configs import aft_local_enwik8
-from studies.tables.configs._small_scale import shrink
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "AFT: bits per byte of enwik8, sequence length 1024"
 METRIC = "bits_per_byte"

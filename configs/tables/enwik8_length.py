@@ -1,6 +1,6 @@
 """AFT-local's sequence length on enwik8, 24 layers of 256, window 32 (AFT, section 5).
 
-    python -m studies.tables --table=enwik8_length --corpus=enwik8 --out=studies/tables/results/enwik8_length
+    flash-lm reproduce --table=enwik8_length --corpus=enwik8 --out=studies/tables/results/enwik8_length
 
 The paper: longer sequences are better.
 """
@@ -8,7 +8,7 @@ The paper: longer sequences are better.
 from ml_collections import ConfigDict
 
 from flash_lm.configs import aft_local_enwik8
-from studies.tables.configs._small_scale import shrink, shrunk_length
+from flash_lm.configs.tables._small_scale import shrink, shrunk_length
 
 TITLE = "AFT-local: bits per byte of enwik8 by sequence length"
 METRIC = "bits_per_byte"

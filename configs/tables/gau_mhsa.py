@@ -1,6 +1,6 @@
 """A gated attention unit against attention with a feed-forward layer, at three sizes, length 512 (FLASH, section 4).
 
-    python -m studies.tables --table=gau_mhsa --out=studies/tables/results/gau_mhsa
+    flash-lm reproduce --table=gau_mhsa --out=studies/tables/results/gau_mhsa
 
 Masked LM on C4 at 110M, 336M and 731M parameters. The paper: better perplexity than Transformer++ at equal step time.
 """
@@ -8,7 +8,7 @@ Masked LM on C4 at 110M, 336M and 731M parameters. The paper: better perplexity 
 from ml_collections import ConfigDict
 
 from flash_lm.configs import flash_c4
-from studies.tables.configs._small_scale import shrink
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "FLASH: gated attention units against attention with a feed-forward layer, masked LM on C4"
 METRIC = "perplexity"

@@ -65,7 +65,7 @@ def sweep_file(config: str, overrides: Sequence[str], runs: Sequence[PlannedRun]
         runs: from `plan`.
     """
     lines = "".join(f"    {run.name!r}: {run.changes!r},\n" for run in runs)
-    return f'''"""A scaling study: {len(runs)} runs, planned by studies/scaling/__main__.py."""
+    return f'''"""A scaling study: {len(runs)} runs, planned by flash-lm scaling."""
 
 from flash_lm.cli.load import load_config
 

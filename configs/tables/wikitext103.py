@@ -1,6 +1,6 @@
 """WikiText-103 at 43M parameters, length 512, compared with the figures of table 1 of the TNL paper (about 44M).
 
-    python -m studies.tables --table=wikitext103 --out=studies/tables/results/wikitext103
+    flash-lm reproduce --table=wikitext103 --out=studies/tables/results/wikitext103
 
 Vocabulary and schedule are ours, so compare perplexity per word, with line ends counted as words, as in the published
 figures. The test split has 241,211 words separated by white space, and 245,569 with line ends. We count 244,102 of
@@ -12,7 +12,7 @@ per word is therefore higher and not comparable with these figures.
 from ml_collections import ConfigDict
 
 from flash_lm.configs import flash_wikitext103
-from studies.tables.configs._small_scale import shrink
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "WikiText-103, 43M parameters"
 METRIC = "word_perplexity_eos"

@@ -1,6 +1,6 @@
 """Bidirectional families as masked language models of one size: perplexity of masked tokens and step time.
 
-    python -m studies.tables --table=families_masked --scale=small --corpus=$DATA/books --split=validation \
+    flash-lm reproduce --table=families_masked --scale=small --corpus=$DATA/books --split=validation \
         --out=studies/families/results/masked
 
 Not a table of a paper. Linformer and Nyströmformer have no causal form. The other four are for comparison.
@@ -8,7 +8,7 @@ Not a table of a paper. Linformer and Nyströmformer have no causal form. The ot
 
 from ml_collections import ConfigDict
 
-from studies.families.configs import causal
+from flash_lm.configs.tables import families as causal
 
 TITLE = "Masked language models at one size"
 METRIC = "perplexity"

@@ -1,31 +1,15 @@
-"""Scaling: plans runs for budgets of compute, and fits a scaling law to their losses.
-
-    python -m studies.scaling plan --config=quickstart --families="flash transformer_plus_plus" \
-        --budgets="1e13 3e13 1e14" --out=scaling_runs.py --config.model.vocab_size=8192
-    python -m flash_lm.sweep --config=quickstart --runs=scaling_runs.py --split=test --workdir=runs/scaling \
-        --config.model.vocab_size=8192
-    python -m studies.scaling fit runs/scaling/*/ --out=runs/scaling
-
-A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens per parameter, by each family's FLOPs. A fit is
-L = E + A / N^α + B / D^β for each family, with 95 % intervals over resampled runs. The exponent is that of the best
-number of parameters for a budget. Learning rates are those of the config: tune them first (sweep --tune).
-"""
+"""flash-lm scaling plan --config=… --families=… --budgets=… --out=FILE.py, then scaling fit RUN … --out=FOLDER."""
 
 import argparse
 import pathlib
 from typing import Any
-
-import numpy as np
 
 from flash_lm.cli.load import load_config
 from flash_lm.cli.run import run
 from flash_lm.cli.types import split_words
 from flash_lm.errors import InputError
 from flash_lm.report.markdown import Columns, markdown_table
-from flash_lm.report.results import newest_results
 from flash_lm.runs.jsonl import Line, write_jsonl
-from studies.scaling.law import fit
-from studies.scaling.plan import plan, sweep_file
 
 _PLAN: Columns = {
     "run": ("name", "{}"),
@@ -37,11 +21,11 @@ _ENDS = ((0, "low"), (1, "high"))
 _CONSTANTS = ("E", "A", "B", "alpha", "beta", "exponent")
 
 
-def main(argv: list[str]) -> None:
-    """Plans the runs of a scaling study, or fits a law to their results."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+def flags() -> argparse.ArgumentParser:
+    """Returns the command's argument parser."""
+    parser = argparse.ArgumentParser(prog="flash-lm scaling", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    planning = commands.add_parser("plan", help="write a file of runs for flash_lm.sweep")
+    planning = commands.add_parser("plan", help="write a file of runs for flash-lm sweep")
     planning.add_argument("--config", required=True, help="base config of all runs")
     planning.add_argument("--families", required=True, help="families, separated by spaces or commas")
     planning.add_argument("--budgets", required=True, help="FLOPs of a run, such as 1e13, separated likewise")
@@ -50,7 +34,17 @@ def main(argv: list[str]) -> None:
     fitting.add_argument("runs", nargs="+", help="folders of runs; the newest result of each counts")
     fitting.add_argument("--split", default="test", choices=("validation", "test"), help="the split that was scored")
     fitting.add_argument("--out", required=True, type=pathlib.Path, help="folder for law.md and law.jsonl")
-    arguments, overrides = parser.parse_known_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Plans the runs of a scaling study, or fits a law to their results.
+
+    A plan has, for each budget in FLOPs, all sizes with 4 to 100 tokens per parameter, by each family's FLOPs. A fit is
+    L = E + A / N^α + B / D^β for each family, with 95 % intervals over resampled runs. The exponent is that of the best
+    number of parameters for a budget. Learning rates are those of the config: tune them first (sweep --tune).
+    """
+    arguments, overrides = flags().parse_known_args(argv)
     if arguments.command == "plan":
         _plan(arguments, overrides)
     elif overrides:
@@ -60,6 +54,8 @@ def main(argv: list[str]) -> None:
 
 
 def _plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    from flash_lm.sweeps.scaling_plan import plan, sweep_file
+
     config: Any = load_config(arguments.config, overrides)
     try:
         budgets = [float(word) for word in split_words(arguments.budgets)]
@@ -73,10 +69,15 @@ def _plan(arguments: argparse.Namespace, overrides: list[str]) -> None:
     arguments.out.write_text(sweep_file(arguments.config, overrides, runs), encoding="utf-8")
     print(markdown_table([vars(one) for one in runs], _PLAN))
     total = sum(one.flops for one in runs)
-    print(f"\n{total:.2e} FLOPs in {len(runs)} runs: python -m flash_lm.sweep --config={arguments.out}")
+    print(f"\n{total:.2e} FLOPs in {len(runs)} runs: flash-lm sweep --config={arguments.out}")
 
 
 def _fit(runs: list[str], split: str, out: pathlib.Path) -> None:
+    import numpy as np
+
+    from flash_lm.report.results import newest_results
+    from flash_lm.sweeps.scaling_law import fit
+
     results, lines = newest_results(runs, split), []
     if not results:
         raise InputError(f"none of the runs has a result on the {split} split: score them with --split={split} first")
@@ -106,4 +107,4 @@ def _format_interval(line: Line, name: str) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, flags)

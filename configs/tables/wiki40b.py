@@ -1,7 +1,7 @@
 """Causal LM on Wiki-40B at 512 … 8192 tokens: perplexity per token against time per step (FLASH, section 4).
 
-    python -m studies.tables --table=wiki40b --out=studies/tables/results/wiki40b
-    python -m studies.tables --table=wiki40b --scale=small --corpus=stdlib --out=runs/wiki40b
+    flash-lm reproduce --table=wiki40b --out=studies/tables/results/wiki40b
+    flash-lm reproduce --table=wiki40b --scale=small --corpus=stdlib --out=runs/wiki40b
 
 The paper: Transformer++'s perplexity at all lengths, and training up to 4.9 times as fast.
 """
@@ -9,8 +9,8 @@ The paper: Transformer++'s perplexity at all lengths, and training up to 4.9 tim
 from ml_collections import ConfigDict
 
 from flash_lm.configs import flash_base
-from studies.tables.configs import _by_length as by_length
-from studies.tables.configs._small_scale import shrink
+from flash_lm.configs.tables import _by_length as by_length
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "FLASH: causal LM on Wiki-40B, 110M parameters"
 METRIC = "perplexity"

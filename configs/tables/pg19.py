@@ -1,7 +1,7 @@
 """Causal LM on PG-19 at 512 … 8192 tokens: perplexity per word against time per step (FLASH, section 4).
 
-    python -m studies.tables --table=pg19 --out=studies/tables/results/pg19
-    python -m studies.tables --table=pg19 --scale=small --corpus='books/*.txt' --out=runs/pg19
+    flash-lm reproduce --table=pg19 --out=studies/tables/results/pg19
+    flash-lm reproduce --table=pg19 --scale=small --corpus='books/*.txt' --out=runs/pg19
 
 The paper: Transformer++'s perplexity at all lengths, and training up to 12.1 times as fast.
 """
@@ -9,8 +9,8 @@ The paper: Transformer++'s perplexity at all lengths, and training up to 12.1 ti
 from ml_collections import ConfigDict
 
 from flash_lm.configs import flash_pg19
-from studies.tables.configs import _by_length as by_length
-from studies.tables.configs._small_scale import shrink
+from flash_lm.configs.tables import _by_length as by_length
+from flash_lm.configs.tables._small_scale import shrink
 
 TITLE = "FLASH: causal LM on PG-19, 110M parameters"
 METRIC = "word_perplexity"
