@@ -121,7 +121,9 @@ def test_a_command_parses(command, monkeypatch):
     elif "/" in first:
         assert (ROOT / first).exists()
     else:
-        assert first in ("source", "curl", "git", "gcloud", "bash", "tensorboard"), f"a command that no test knows: {command}"
+        assert first in ("source", "curl", "git", "gcloud", "bash", "tensorboard"), (
+            f"a command that no test knows: {command}"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
