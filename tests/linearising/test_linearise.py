@@ -88,6 +88,7 @@ def finished(teacher, text, tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
+@pytest.mark.slow("trains a converted model in both stages")
 def test_stages_change_what_they_train(teacher, finished):
     """The transfer changes new parameters alone, and the distillation those of attention."""
     given, transferred, mixed, distilled = (
