@@ -1,13 +1,18 @@
-# flash-lm in a container: docker build -t flash_lm . (or with --build-arg DEVICE=cuda, cuda12 or tpu), then
-# docker run -v $PWD:/work flash_lm train --config=quickstart --config.data.path=books
+# flash-lm in a container. A run of FLASH on the sources of Python, on a GPU:
+#
+#   docker build --build-arg DEVICE=cuda -t flash-lm .
+#   docker run --rm --gpus all -v "$PWD/runs:/flash_lm/runs" flash-lm train --config=quickstart --workdir=runs/x
+#
+# DEVICE is cpu, cuda, cuda12 or tpu. The user has the number 1000: a folder that is mounted must be writable for it.
 FROM python:3.12-slim
+
 ARG DEVICE=cpu
-WORKDIR /opt/flash_lm
-COPY pyproject.toml README.md LICENSE ./
-COPY flash_lm flash_lm
-COPY configs configs
-RUN pip install --no-cache-dir ".[${DEVICE},plot,serve]"
-RUN useradd --create-home researcher
-USER researcher
-WORKDIR /work
+RUN useradd --create-home --uid 1000 flash
+WORKDIR /flash_lm
+COPY . .
+# Editable, since flash_lm/configs leads to configs/, whose files `--config` names.
+RUN pip install --no-cache-dir -e ".[${DEVICE},plot,serve]" \
+    && mkdir runs \
+    && chown flash runs .
+USER flash
 ENTRYPOINT ["flash-lm"]
