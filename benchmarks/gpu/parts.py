@@ -150,5 +150,5 @@ def _data(folder: pathlib.Path | None) -> Words:
 def _study(settings: Settings, name: str) -> Words:
     # A rehearsal's runs are apart: a run of the full size would go on from them.
     runs = "runs/gpu/rehearsal/runs" if settings.rehearse else "runs/gpu"
-    words = [f"--seconds={SECONDS}", f"--runs={runs}/{name}", f"--out={settings.out}/{name}"]
+    words = [f"--seconds={SECONDS}", f"--workdir={runs}/{name}", f"--out={settings.out}/{name}"]
     return [*words, "--rehearse"] if settings.rehearse else words

@@ -2,7 +2,7 @@
 
 python -m flash_lm.sweep --config=studies/claims/configs/aft.py --split=test --workdir=runs/aft \
         --config.data.corpus=hf --config.data.path=$DATA/wikitext2
-python -m studies.claims --study=aft --runs=runs/aft    # adds the finished runs, and writes the page
+python -m studies.claims --study=aft --workdir=runs/aft    # adds the finished runs, and writes the page
 python -m studies.claims                                # only the page, from the lines of results
 """
 
@@ -36,13 +36,13 @@ def main(argv: list[str]) -> None:
     """Writes CLAIMS.md and results/verdicts.jsonl."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--study", help="a study of claims.toml; its runs are added")
-    parser.add_argument("--runs", type=local_path, help="the folder of its sweep")
+    parser.add_argument("--workdir", type=local_path, help="the folder of its sweep")
     parser.add_argument("--root", type=local_path, default=ROOT, help="root of the repository whose results are read")
     arguments = parser.parse_args(argv)
-    if bool(arguments.study) != bool(arguments.runs):
+    if bool(arguments.study) != bool(arguments.workdir):
         raise InputError("--study and --runs go together: name the study of the folder's runs")
-    if arguments.runs:
-        add_runs(arguments.study, arguments.runs, arguments.root)
+    if arguments.workdir:
+        add_runs(arguments.study, arguments.workdir, arguments.root)
     print(write_claims(arguments.root))
 
 

@@ -41,7 +41,8 @@ def _commands(row: dict[str, Any], table: dict[str, Any]) -> list[str]:
     """Returns the commands that produce a claim's evidence: the sweeps of its studies, then those that it names."""
     studies = dict.fromkeys(part["study"] for part in row["rules"] if "study" in part)
     sweeps = [
-        f"`{table['studies'][study]['command']}`, then `python -m studies.claims --study={study} --runs=runs/{study}`"
+        f"`{table['studies'][study]['command']}`, then "
+        f"`python -m studies.claims --study={study} --workdir=runs/{study}`"
         for study in studies
     ]
     return sweeps + [f"`{table['commands'][name]}`" for name in row.get("commands", ())] or [ARITHMETIC]

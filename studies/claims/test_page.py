@@ -69,7 +69,7 @@ def test_finished_runs_get_a_verdict_and_the_others_say_so(tmp_path, capsys, mon
         for window in (8, 32, 128):
             write_run(runs, f"window_{window}", seed, 8.0)
         write_run(runs, "full", seed, 6.0 if seed else 9.0)
-    main(["--study=aft", f"--runs={runs}", f"--root={root}"])
+    main(["--study=aft", f"--workdir={runs}", f"--root={root}"])
     text = (root / "studies" / "claims" / "CLAIMS.md").read_text()
     claims = parse_sections(text)
     claim = claims["AFT-simple is as good as the Linear Transformer"]
@@ -99,7 +99,7 @@ def test_runs_of_another_machine_stay(tmp_path):
         write_run(tmp_path / machine, "simple", seed, 5.0)
     write_run(tmp_path / "other", "simple", 0, 4.0)  # a new line of a run replaces the old one
     for machine in ("one", "other"):
-        main(["--study=aft", f"--runs={tmp_path / machine}", f"--root={root}"])
+        main(["--study=aft", f"--workdir={tmp_path / machine}", f"--root={root}"])
     runs = page.read_evidence(root).studies["aft"]["simple"]
     assert {seed: run.line("test", None)["perplexity"] for seed, run in runs.items()} == {0: 4.0, 1: 5.0}
     curves = [json.loads(line) for line in (root / page.RESULTS / "aft" / "curves.jsonl").read_text().splitlines()]
@@ -115,8 +115,8 @@ def test_runs_of_another_machine_stay(tmp_path):
     ("arguments", "words"),
     [
         (["--study=books"], "--study and --runs go together"),
-        (["--study=book", "--runs=."], "--study=book must be one of books, "),
-        (["--study=books", "--runs=nowhere"], "nowhere has no finished run: train some first with `python -m"),
+        (["--study=book", "--workdir=."], "--study=book must be one of books, "),
+        (["--study=books", "--workdir=nowhere"], "nowhere has no finished run: train some first with `python -m"),
     ],
 )
 def test_bad_arguments(tmp_path, arguments, words):
@@ -255,7 +255,7 @@ def test_the_command_under_a_figure_makes_its_file():
         assert folders == made or not folders, row["text"]
     sweeps = [x for claim in page.read_table()[1] for x in claim.commands if "--study=" in x]
     for command in sweeps:
-        sweep, study, runs = re.fullmatch(r"`([^`]+)`.* --study=(\S+) --runs=([^`]+)`", command).groups()
+        sweep, study, runs = re.fullmatch(r"`([^`]+)`.* --study=(\S+) --workdir=([^`]+)`", command).groups()
         assert flags(sweep)["workdir"] == runs == f"runs/{study}" and flags(sweep)["split"] == "test"
         assert pathlib.Path(ROOT, flags(sweep)["config"]).exists()
 

@@ -178,7 +178,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--data", type=pathlib.Path, help="folder of texts; default: Python's own sources")
-    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/gpu/curve"), help="runs in progress")
+    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/gpu/curve"), help="runs in progress")
     parser.add_argument("--seconds", type=positive, help="after which it saves and ends")
     parser.add_argument("--rehearse", action="store_true", help="a hundredth of the size")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder to write")
@@ -191,7 +191,7 @@ def main(argv: list[str]) -> None:
     with stop_on_signal() as stopped:
         should_stop = lambda: stopped() or time.monotonic() > end
         for number, trunk in enumerate(trunks):
-            folder = arguments.runs / trunk.name
+            folder = arguments.workdir / trunk.name
             try:
                 make_curve(trunk, folder, should_stop, lambda line: results.put(line | about))
             except NonfiniteError as error:

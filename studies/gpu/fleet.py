@@ -149,7 +149,7 @@ def main(argv: list[str]) -> None:
     """Makes the fleets of the jobs left, and adds the lines of each to fleet.jsonl in OUT when it ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--data", type=pathlib.Path, help="folder of the corpora, or of a part of them; default: none")
-    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/gpu/fleet"), help="runs in progress")
+    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/gpu/fleet"), help="runs in progress")
     parser.add_argument("--seconds", type=positive, help="after which it saves and ends")
     parser.add_argument("--list", action="store_true", help="print the commands and make nothing")
     parser.add_argument("--rehearse", action="store_true", help="one fleet, of few steps")
@@ -158,7 +158,7 @@ def main(argv: list[str]) -> None:
     fleets = left_fleets()
     if arguments.list:
         for fleet in fleets:
-            print(f"# {fleet.jobs} jobs\npython -m {shlex.join(fleet.command(arguments.runs))}")
+            print(f"# {fleet.jobs} jobs\npython -m {shlex.join(fleet.command(arguments.workdir))}")
         return
     if arguments.out is None:
         parser.error("--out is needed")
@@ -173,10 +173,10 @@ def main(argv: list[str]) -> None:
     more = ["--config.train.steps=6", "--config.train.checkpoint_every=0"] if arguments.rehearse else []
     for number, fleet in enumerate(fleets[:1] if arguments.rehearse else fleets):
         left = end - time.monotonic()
-        code = make_fleet([*fleet.command(arguments.runs), *more], left - SAVING) if left > LEAST + SAVING else None
+        code = make_fleet([*fleet.command(arguments.workdir), *more], left - SAVING) if left > LEAST + SAVING else None
         # A fleet that was stopped before has lines of some members.
         others = [line for line in read_lines(file) if line["fleet"] != fleet.name]
-        write_jsonl(file, [*others, *(line | about for line in collect(fleet, arguments.runs / fleet.name))])
+        write_jsonl(file, [*others, *(line | about for line in collect(fleet, arguments.workdir / fleet.name))])
         if code is None:
             names = ", ".join(x.name for x in fleets[number:])
             print(f"no time is left for {names}: the same command goes on from there", flush=True)

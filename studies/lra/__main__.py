@@ -7,7 +7,7 @@
     python -m studies.lra.data runs/transfer/data/labelled --out=runs/lra/data/text
     python -m flash_lm.sweep --config=studies/lra/configs/text_short.py --config.data.path=runs/lra/data/text \
         --split=test --workdir=runs/lra/text
-    python -m studies.lra --runs=runs/lra --out=studies/lra/results
+    python -m studies.lra --workdir=runs/lra --out=studies/lra/results
 
 OUT gets runs.jsonl (a line per classifier), table.md and lra.png. Lines of OUT are kept if their sweep is not in the
 folder of runs, so the sweeps can be made one after another.
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     """Writes runs.jsonl, table.md and lra.png from the folders of sweeps."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument(
-        "--runs", required=True, type=local_path, help="folder with a sweep per task, named as the task"
+        "--workdir", required=True, type=local_path, help="folder with a sweep per task, named as the task"
     )
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     arguments = parser.parse_args(argv)
@@ -36,10 +36,10 @@ def main(argv: list[str]) -> None:
     kept, lines = read_lines(arguments.out / "runs.jsonl"), []
     for task in published.TASKS:
         kept_lines = [line for line in kept if line["lra"] == task]
-        lines += read_sweep_lines(arguments.runs / task, task) if (arguments.runs / task).is_dir() else kept_lines
+        lines += read_sweep_lines(arguments.workdir / task, task) if (arguments.workdir / task).is_dir() else kept_lines
     if not lines:
         raise InputError(
-            f"--runs={arguments.runs} has no scored sweep: make one with --workdir={arguments.runs}/"
+            f"--workdir={arguments.workdir} has no scored sweep: make one with --workdir={arguments.workdir}/"
             f"{published.TASKS[0]}, and --split=test"
         )
     # Lines, table and picture.

@@ -33,7 +33,7 @@ def test_the_table_has_both_arms_and_the_published_figures(tmp_path, capsys):
     run(runs / "listops" / "flash_masked", 0.9)  # no classifier
     run(runs / "image" / "transformer_scratch", 0.75)
     run(runs / "image" / "mega_scratch", 0.1, split="validation")
-    lra_program.main([f"--runs={runs}", f"--out={out}"])
+    lra_program.main([f"--workdir={runs}", f"--out={out}"])
     accuracies = [(x["lra"], x["family"], x["arm"], x["accuracy"]) for x in read_jsonl(out / "runs.jsonl")]
     assert accuracies == [
         ("listops", "flash", "pretrained", 0.625),
@@ -51,13 +51,13 @@ def test_the_table_has_both_arms_and_the_published_figures(tmp_path, capsys):
     assert (out / "lra.png").stat().st_size > 10_000
     shutil.rmtree(runs / "listops")
     run(runs / "text" / "flash_scratch", 0.25)
-    lra_program.main([f"--runs={runs}", f"--out={out}"])
+    lra_program.main([f"--workdir={runs}", f"--out={out}"])
     assert [x["lra"] for x in read_jsonl(out / "runs.jsonl")] == ["listops", "listops", "text", "image"]
 
 
 def test_no_sweep(tmp_path):
     with pytest.raises(InputError, match="has no scored sweep: make one with --workdir="):
-        lra_program.main([f"--runs={tmp_path}", f"--out={tmp_path / 'out'}"])
+        lra_program.main([f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}"])
 
 
 def test_a_sweep_is_the_one_that_was_measured_and_a_run_by_itself_is_of_today():

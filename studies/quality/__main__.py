@@ -1,6 +1,6 @@
 """Runs the quality study, times its steps and writes its report. The README.md of this folder has the design.
 
-    python -m studies.quality --runs=runs/study --corpus=runs/study/data --out=studies/quality/results
+    python -m studies.quality --workdir=runs/study --corpus=runs/study/data --out=studies/quality/results
     python -m studies.quality --time --corpus=runs/study/data --out=studies/quality/results
     python -m studies.quality --out=studies/quality/results    # tables, verdicts and pictures
 
@@ -31,7 +31,7 @@ from studies.quality.step_times import time_parts
 def main(argv: list[str]) -> None:
     """Makes the runs of the study, times their steps, or writes tables and pictures from their lines."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--runs", type=local_path, metavar="FOLDER", help="make the missing runs in this folder")
+    parser.add_argument("--workdir", type=local_path, metavar="FOLDER", help="make the missing runs in this folder")
     parser.add_argument("--time", action="store_true", help="time the steps of models that have lines")
     parser.add_argument("--parts", metavar="NAMES", help="separated by spaces; default: all")
     parser.add_argument("--corpus", type=local_path, help="the folder that python -m studies.quality.data has written")
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     if (config.train.accumulate or 1) > 1:
         raise InputError("the study times whole steps: leave --config.train.accumulate at 1")
     # Without --runs and --time: only the report.
-    if not (arguments.runs or arguments.time):
+    if not (arguments.workdir or arguments.time):
         if arguments.parts or overrides:
             raise InputError("--parts and --config.… change what --runs makes or --time times: give one of them, too")
         print(write_study(study.TITLE, study.get_hypotheses(), out))
@@ -59,11 +59,11 @@ def main(argv: list[str]) -> None:
     parts = study.get_parts()
     parts = select_parts(split_words(arguments.parts), parts) if arguments.parts else parts
     # Make the missing runs, then time the steps.
-    if arguments.runs:
+    if arguments.workdir:
         texts = hash_of_files(pathlib.Path(arguments.corpus), (".jsonl", ".parquet"))
         with stop_on_signal() as should_stop:
             jobs_now = lambda: list_jobs(config, parts, study.MODELS, study.TUNING_STEPS, texts, out)
-            job_folder = JobFolder(out, arguments.runs, should_stop)
+            job_folder = JobFolder(out, arguments.workdir, should_stop)
             finish(make_jobs(jobs_now, job_folder), job_folder)
     if arguments.time:
         time_parts(config, parts, read_job_lines(out), arguments.rounds, out / "step_times.jsonl")

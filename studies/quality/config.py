@@ -1,7 +1,7 @@
 """Config of the quality study: quality against step time of sixteen models. README.md has its design.
 
 python -m studies.quality.data $DATA --out=runs/study/data
-python -m studies.quality --runs=runs/study --corpus=runs/study/data --out=runs/study/results
+python -m studies.quality --workdir=runs/study --corpus=runs/study/data --out=runs/study/results
 python -m studies.quality --out=runs/study/results    # tables and pictures, from the lines
 """
 

@@ -43,7 +43,7 @@ def write_study(title: str, hypotheses: Sequence[Hypothesis], out: pathlib.Path)
     file = out / "step_times.jsonl"
     runs, times, tuned = read_job_lines(out), read_lines(file), read_job_lines(out, RATES)
     if not runs:
-        raise InputError(f"{out} has no finished run: make some with --runs=FOLDER --corpus=DATA")
+        raise InputError(f"{out} has no finished run: make some with --workdir=FOLDER --corpus=DATA")
     lines, verdicts = summarize(runs, times), [x.verdict_line(runs, times) for x in hypotheses]
     write_jsonl(out / "summary.jsonl", lines)
     write_jsonl(out / "verdicts.jsonl", verdicts)

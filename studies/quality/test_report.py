@@ -92,7 +92,7 @@ def test_a_model_that_never_stays_finite_is_in_the_table():
 
 
 def test_files_and_pictures(tmp_path):
-    with pytest.raises(InputError, match="has no finished run: make some with --runs=FOLDER"):
+    with pytest.raises(InputError, match="has no finished run: make some with --workdir=FOLDER"):
         write_study("A study", HYPOTHESES, tmp_path)
     (tmp_path / "runs").mkdir()
     write_jsonl(tmp_path / "runs" / "one.jsonl", LINES[:5])

@@ -330,7 +330,7 @@ def test_the_command_makes_and_times_the_parts_that_it_names(tmp_path, monkeypat
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jsonl").write_text("{}")
         argv = [f"--corpus={tmp_path / folder}", f"--out={tmp_path}", "--parts=rows_of_2048 large"]
-        script.main([*argv, f"--runs={tmp_path}", "--time"])
+        script.main([*argv, f"--workdir={tmp_path}", "--time"])
     assert {*made} == {"rows_of_2048", "large"} and "all jobs are done" in capsys.readouterr().out
     long = [f"rows_of_2048 {name}" for name in ("transformer_plus_plus", "flash_scores")]
     large = ["large flash_scores/5M"]

@@ -129,7 +129,7 @@ def test_each_run_of_a_peer_is_made_once(script, trunks, tmp_path, monkeypatch, 
     monkeypatch.setattr(script, "list_trunks", lambda config, parts: trunks[:1])
     monkeypatch.setattr(script, "train_and_score", make)
     monkeypatch.setattr(script, "check_python", lambda python: None)
-    argv = ["--peers=uniform", f"--corpus={tmp_path / 'texts'}", f"--runs={runs}", f"--out={out}"]
+    argv = ["--peers=uniform", f"--corpus={tmp_path / 'texts'}", f"--workdir={runs}", f"--out={out}"]
     names = [f"peers_uniform_{rate}_seed_0" for rate in (0.004, 0.002, 0.008)]
     with try_lock(runs / f"{names[1]}.lock"):
         script.main(argv)

@@ -1,7 +1,7 @@
 """Trains public implementations on the batches of a part of the study, and scores them on its text.
 
     make peers
-    python -m studies.quality.train_peers --runs=runs/study --corpus=runs/study/data --out=runs/study/results
+    python -m studies.quality.train_peers --workdir=runs/study --corpus=runs/study/data --out=runs/study/results
 
 Each peer is compared with our model of the same paper in the study's part "peers". Both have as many parameters, within
 3 %, the same batches in the same order, and AdamW with the same settings and schedule. The peer is trained at half our
@@ -96,7 +96,7 @@ def list_runs(peers: list[str], trunks: list[Trunk], out: pathlib.Path) -> list[
     ours, tuned = {trunk.model: trunk for trunk in trunks}, read_best_rates(out)
     ours_of_peer = {peer: ours[PEERS[peer]] for peer in peers}
     if missing := [trunk.tuned_as for trunk in ours_of_peer.values() if trunk.tuned_as not in tuned]:
-        raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run python -m studies.quality --runs=…")
+        raise InputError(f"no rate of {', '.join(missing)} in {out}/rates: run python -m studies.quality --workdir=…")
     our_rate = lambda trunk: tuned[trunk.tuned_as]["value"]
     runs = [
         PeerRun(peer, trunk, rate) for peer, trunk in ours_of_peer.items() for rate in peer_rates(peer, our_rate(trunk))
@@ -201,7 +201,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--peers", default=" ".join(PEERS), help="separated by spaces; default: all")
     parser.add_argument("--corpus", required=True, type=pathlib.Path, help="what studies/quality/data.py has written")
-    parser.add_argument("--runs", required=True, type=pathlib.Path, help="folder for runs in progress")
+    parser.add_argument("--workdir", required=True, type=pathlib.Path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder of the study's lines")
     add_python(parser)
     arguments = parser.parse_args(argv)
@@ -211,7 +211,7 @@ def main(argv: list[str]) -> None:
     trunks = list_trunks(config, [part for part in study.get_parts() if part.name == PART])
     texts = hash_of_files(arguments.corpus, (".jsonl", ".parquet"))
     jobs = [x.job(texts, arguments.python) for x in list_runs(split_words(arguments.peers), trunks, arguments.out)]
-    job_folder = JobFolder(arguments.out, arguments.runs, lambda: False)
+    job_folder = JobFolder(arguments.out, arguments.workdir, lambda: False)
     finish(make_jobs(lambda: jobs, job_folder), job_folder)
 
 

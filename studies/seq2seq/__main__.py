@@ -1,6 +1,6 @@
 """Prefixes, cross attention and encoders: trains the models of a config and judges its rules.
 
-    python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --runs=runs/seq2seq_copy --out=runs/seq2seq/copy
+    python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --workdir=runs/copy --out=runs/seq2seq/copy
 
 Each model is trained at each rate with the first seed. The rate with the lowest loss on the validation split gets the
 other seeds. Every run is scored on the test split, and its line is written at once. Run again, the command continues
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--config", required=True, help="a file of studies/seq2seq/configs/, with MODELS, RATES and RULES"
     )
-    parser.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
+    parser.add_argument("--workdir", required=True, type=local_path, help="folder for runs in progress")
     parser.add_argument("--out", required=True, type=local_path, help="folder for the results")
     arguments, words = parser.parse_known_args(argv)
     module, out = load_module(arguments.config), arguments.out
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
         jobs_now = lambda: rate_and_seed_jobs(
             models, module.RATES, module.MORE_SEEDS, 0, read_job_lines(out), selection_loss, run_model
         )
-        job_folder = JobFolder(out, arguments.runs, should_stop)
+        job_folder = JobFolder(out, arguments.workdir, should_stop)
         if not finish(make_jobs(jobs_now, job_folder), job_folder):
             return
     # Write summary, verdicts, table and picture.

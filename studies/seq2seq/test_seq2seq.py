@@ -130,7 +130,7 @@ def test_recorded_runs_are_of_the_config_that_their_command_names(study, name, c
 @pytest.mark.usefixtures("usual_promotion")
 def test_the_study_runs_and_goes_on(tmp_path, capsys, monkeypatch):
     script, out = seq2seq_program, tmp_path / "out"
-    words = ["--config=studies/seq2seq/configs/copy.py", f"--runs={tmp_path / 'runs'}", f"--out={out}"]
+    words = ["--config=studies/seq2seq/configs/copy.py", f"--workdir={tmp_path / 'runs'}", f"--out={out}"]
     words += ["--config.train.steps=3", "--config.data.copy.reverse=True"]
     chosen = lambda config, keys: [
         x for x in list_models(config, keys) if x.name in ("flash_quad", "flash_quad_prefix")

@@ -1,7 +1,7 @@
 """Commands of the transfer study; its design, set before the runs, is in studies/transfer/README.md.
 
 python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
-python -m studies.transfer run --data=runs/transfer/data --runs=runs/transfer --out=runs/transfer/results
+python -m studies.transfer run --data=runs/transfer/data --workdir=runs/transfer --out=runs/transfer/results
 python -m studies.transfer baselines --data=runs/transfer/data --out=runs/transfer/results
 python -m studies.transfer table --out=runs/transfer/results
 
@@ -103,7 +103,7 @@ def build_study(data: pathlib.Path) -> Transfer:
 def make_runs(arguments: argparse.Namespace) -> None:
     """Makes the missing runs."""
     with stop_on_signal() as should_stop:
-        job_folder = JobFolder(arguments.out, arguments.runs, should_stop)
+        job_folder = JobFolder(arguments.out, arguments.workdir, should_stop)
         finish(run_transfer(build_study(arguments.data), job_folder), job_folder)
 
 
@@ -182,7 +182,7 @@ def main(argv: list[str]) -> None:
         if name in ("run", "baselines"):
             command.add_argument("--data", required=True, type=local_path, help="folder that `data` has written")
         if name == "run":
-            command.add_argument("--runs", required=True, type=local_path, help="folder for runs in progress")
+            command.add_argument("--workdir", required=True, type=local_path, help="folder for runs in progress")
     arguments = parser.parse_args(argv)
     arguments.function(arguments)
 

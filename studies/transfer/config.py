@@ -1,7 +1,7 @@
 """Config of the transfer study: do gated attention units transfer as well as attention? See studies/transfer/README.md.
 
 python -m studies.transfer data $DATA/imdb --out=runs/transfer/data
-python -m studies.transfer run --data=runs/transfer/data --runs=runs/transfer --out=runs/transfer/results
+python -m studies.transfer run --data=runs/transfer/data --workdir=runs/transfer --out=runs/transfer/results
 python -m studies.transfer table --out=runs/transfer/results
 """
 

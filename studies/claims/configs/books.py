@@ -2,7 +2,7 @@
 
     python -m flash_lm.sweep --config=studies/claims/configs/books.py --split=test --workdir=runs/books \
         --config.data.corpus=hf --config.data.path=$DATA/books
-    python -m studies.claims --study=books --runs=runs/books
+    python -m studies.claims --study=books --workdir=runs/books
 
 A sweep continues where it stopped, so the runs can be spread over days. A claim without finished runs says so.
 The other files of this folder are those of FLASH's divisor and positions, and of AFT.

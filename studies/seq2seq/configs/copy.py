@@ -1,9 +1,9 @@
 """Prefixes, cross attention and encoders on copying a word of 31 symbols, or writing it backwards, on two cores.
 
     python -m flash_lm.train --config=studies/seq2seq/configs/copy.py --config.data.copy.reverse=True
-    python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --runs=runs/seq2seq_copy --out=runs/seq2seq/copy
+    python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --workdir=runs/copy --out=runs/seq2seq/copy
     python -m studies.seq2seq --config=studies/seq2seq/configs/copy.py --config.data.copy.reverse=True \
-        --runs=runs/seq2seq_reverse --out=runs/seq2seq/reverse
+        --workdir=runs/seq2seq_reverse --out=runs/seq2seq/reverse
 
 Both words share a sequence of 64 tokens. With an encoder each has 32. A run ends at 99.9 %. The study is in
 studies/seq2seq/README.md.

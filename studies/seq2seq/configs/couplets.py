@@ -5,7 +5,7 @@
         --workdir=runs/pairs
     python -m flash_lm.generate --workdir=runs/pairs --prompt=春風得意馬蹄疾 --samples=8
     python -m studies.seq2seq --config=studies/seq2seq/configs/couplets.py --config.data.path=runs/seq2seq/data \
-        --runs=runs/seq2seq/c --out=runs/seq2seq/couplets
+        --workdir=runs/seq2seq/c --out=runs/seq2seq/couplets
 
 A model has an encoder and reads it by a gated attention unit with one head; studies/seq2seq/README.md has the study.
 """
