@@ -85,7 +85,9 @@ def main(argv: list[str]) -> None:
                 + (f", and {result['cut']:.1%} are truncated" if result["cut"] else "")
             )
             continue
-        word = f" {result['word_perplexity']:.1f} per word," if "word_perplexity" in result else ""
+        # The words between the spaces of code say nothing.
+        has_words = "word_perplexity" in result and not result["corpus"].startswith("stdlib")
+        word = f" {result['word_perplexity']:.1f} per word," if has_words else ""
         accuracy = f"accuracy {result['accuracy']:.2%} " if "accuracy" in result else ""
         task = TASKS[result["task"]]
         prefix, suffix = task.answers.scored, task.conditioning.scored

@@ -156,7 +156,7 @@ def main(argv: list[str]) -> None:
     text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_curves(workdirs, results, arguments.out, title, step_s=step_s, output=output)
-    plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title)
+    plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title, output)
     print(f"\n{text}")
     raise_stopped(should_stop)
     raise_failures(failures)

@@ -51,7 +51,8 @@ def run_module(module: str, *words: str) -> tuple[int, str, str]:
 def test_help_imports_nothing_slow(name):
     code, out, err = run_module(f"flash_lm.{name}", "--help")
     assert (code, err) == (0, "") and out.startswith(f"usage: flash-lm {spelt(name)} ")
-    assert run_module("flash_lm", name, "--help") == (code, out, err)
+    if name in ("train", "import_model"):  # by the door, too
+        assert run_module("flash_lm", name, "--help") == (code, out, err)
 
 
 @pytest.mark.parametrize("name", ["train", "sweep"])

@@ -23,6 +23,7 @@ class Passages:
         return np.random.default_rng(0).integers(3, tokenizer.vocab_size, (count, length + 1)).astype(np.int32)
 
 
+@pytest.mark.slow("compiles each form of a layer")
 def test_errors_of_layers():
     """Each mixer at the teacher's own input, layer by layer without a scan; the far share is that of the weights."""
     teacher = random_model("text", "transformer_plus_plus", KEYS)

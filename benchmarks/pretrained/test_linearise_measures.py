@@ -123,6 +123,7 @@ def test_another_tokenizer_is_refused():
         linearise_measures.main(["--model=a", "--teacher=a", "--data=b", "--out=c", "--only=speed,typos"])
 
 
+@pytest.mark.slow("compiles every measure")
 def test_every_measure_of_a_tiny_model(data, tmp_path, monkeypatch):
     """Beside itself: all agree; a line for each measure, with its provenance."""
     monkeypatch.setattr(linearise_measures, "about", lambda model, teacher: {"model": model.name})

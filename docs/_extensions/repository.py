@@ -7,6 +7,7 @@ work on the site as they do in the repository: they lead to the page that shows 
 import os
 import pathlib
 import re
+import shutil
 
 from sphinx.application import Sphinx
 
@@ -23,7 +24,7 @@ def site_link(target: str, folder: str = ".") -> str:
     """A link of a file in this folder, relative to docs/, as a page has to write it."""
     path = os.path.normpath(os.path.join(folder, target)).removeprefix("../docs/")
     path = PAGES.get(path, path)
-    if path.startswith("../notebooks/"):  # docs/notebooks leads there, so that they are pages
+    if path.startswith("../notebooks/"):  # they are pages
         path = path.removeprefix("../")
     # MyST takes what ends in .md for a page.
     return f"path:{path}" if path.startswith("../") and path.endswith(".md") else path
@@ -58,7 +59,17 @@ def _from_folder(link: str, folder: str) -> str:
     return prefix + colon + os.path.relpath(path, folder)
 
 
+def _copy_notebooks(app: Sphinx, config: object) -> None:
+    """Copies the notebooks to where Sphinx looks for pages."""
+    folder = _DOCS / "notebooks"
+    folder.mkdir(exist_ok=True)
+    for file in (_DOCS.parent / "notebooks").glob("*.ipynb"):
+        if not (copy := folder / file.name).exists() or copy.read_bytes() != file.read_bytes():
+            shutil.copyfile(file, copy)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Fills in pages when they are read."""
+    app.connect("config-inited", _copy_notebooks)
     app.connect("source-read", _as_a_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

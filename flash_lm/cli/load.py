@@ -28,7 +28,7 @@ _CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # A missing package that a config imports -> what to do; studies are no part of the installed package.
 _ADVICE = {
     "configs": "write from flash_lm.configs import …",
-    "studies": "run python -m flash_lm … in the root of the repository",
+    "studies": "run python -m flash_lm.… in the root of the repository",
 }
 _DECLARES = re.compile("^PRESETS\\b", re.MULTILINE)
 _CONFIG_HELP = (

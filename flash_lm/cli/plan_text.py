@@ -18,7 +18,7 @@ def plan_text(plan: Plan) -> str:
         ("run", _run(plan)),
         ("FLOPs", _flops(plan)),
         ("devices", _devices(plan)),
-        ("memory", "of each device"),
+        ("memory", "per device"),
         *_memory(plan),
         *_time(plan),
     ]
@@ -32,10 +32,10 @@ def _model(plan: Plan) -> str:
 
 def _batch(plan: Plan) -> str:
     data, count = plan.config.data, plan.config.train.microbatches
-    batch = f"{data.tokens_per_batch:,} tokens a step: {data.batch_size:,} sequences x {data.length:,}"
+    batch = f"{data.tokens_per_batch:,} tokens per step: {data.batch_size:,} sequences x {data.length:,}"
     if plan.config.train.accumulate is None:
         return f"{batch}, in as few microbatches as fit"
-    return f"{batch}, in {count} microbatch{'es' if count > 1 else ''} of {plan.rows:,} a device"
+    return f"{batch}, in {count} microbatch{'es' if count > 1 else ''} of {plan.rows:,} per device"
 
 
 def _run(plan: Plan) -> str:
@@ -46,7 +46,7 @@ def _run(plan: Plan) -> str:
 def _flops(plan: Plan) -> str:
     a_token, train = plan.step_flops / plan.config.data.tokens_per_batch, plan.config.train
     what = TEACHER_LOSSES[train.teacher_loss].counts if train.teacher else "of the model, forward and backward"
-    return f"{a_token:.3g} a token, {plan.flops:.3g} in all ({what})"
+    return f"{a_token:.3g} per token, {plan.flops:.3g} in total ({what})"
 
 
 def _devices(plan: Plan) -> str:
@@ -66,7 +66,7 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
     else:
         rows.append(("  temporary", f"{in_bytes(memory.temporary)}: other arrays of a step, as XLA compiles it"))
         total = in_bytes(memory.total)
-    return [*rows, ("  in all", f"{total}, {_room(plan)}: {_verdict(plan)}")]
+    return [*rows, ("  in total", f"{total}, {_room(plan)}: {_verdict(plan)}")]
 
 
 def _room(plan: Plan) -> str:
@@ -94,7 +94,7 @@ def _time(plan: Plan) -> list[tuple[str, str]]:
         return [("time", f"no estimate: no peak rate of {plan.target.name} in {dtype} is known; name another chip")]
     seconds = [plan.flops / (share / 100 * plan.peak * plan.target.count) for share in SHARES]
     factor, unit = next((row for row in _TIMES if max(seconds) >= row[0]), _TIMES[-1])
-    peak = f"{plan.peak / 1e12:,.0f} TFLOP/s a device, {plan.config.model.dtype}"
+    peak = f"{plan.peak / 1e12:,.0f} TFLOP/s per device, {plan.config.model.dtype}"
     return [
         ("time", f"estimated {unit} of the steps at a share of the peak ({peak}); not a measurement"),
         *((f"  at {share} %", _number(x / factor)) for share, x in zip(SHARES, seconds, strict=True)),

@@ -41,7 +41,7 @@ def write_tuning(lines: list[Line], best: list[Line], out: pathlib.Path) -> str:
 def _title(lines: list[Line]) -> str:
     last = max(line["tokens"] for line in lines)
     seeds = ", ".join(str(seed) for seed in sorted({line["seed"] for line in lines if "seed" in line}))
-    return f"{lines[0]['key']}: the last round has {last:,} tokens a run, seed {seeds}"
+    return f"{lines[0]['key']}: the last round has {last:,} tokens per run, seed {seeds}"
 
 
 def _row(best: Line, lines: list[Line]) -> Line:

@@ -12,6 +12,8 @@ from flash_lm.runs.run_name import HUB, RunName, run_name
 
 _CACHED, _COMMIT = "models--", 12  # how the library names the folder of a model's copies; characters of a commit
 _FILES = ("*.safetensors", "*.json", "tokenizer/*", "README.md")  # of an export
+# Of other libraries' models; pickles are left out where there may be safetensors.
+_FOREIGN_FILES = ("*.safetensors", "*.json", "tokenizer.model", "*.jinja", "merges.txt", "README.md")
 _REPLACED = (*_FILES, "*.stablehlo")  # by an upload, where they are not in other folders
 
 
@@ -77,10 +79,23 @@ def download(name: str | os.PathLike[str] | RunName) -> RunName:
         folder = pathlib.Path(snapshot_download(repository, allow_patterns=list(_FILES)))
     if not is_export(folder) or not (folder / "tokenizer").is_dir():
         raise InputError(
-            f"{HUB}{repository} is no export of flash_lm: a Llama can be downloaded and then converted with "
-            "flash-lm import"
+            f"{HUB}{repository} is no export of flash_lm: convert it with flash-lm import --model={HUB}{repository} "
+            "--out=FOLDER"
         )
     return name._replace(workdir=folder)
+
+
+def download_foreign(name: str) -> pathlib.Path:
+    """Downloads a model of another library, named hub:OWNER/NAME, and returns the folder of the local copy.
+
+    Raises:
+        InputError: there is no such model, no access to it, or the hub does not answer and there is no copy.
+    """
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow to import)
+
+    repository = name.removeprefix(HUB)
+    with _explain_errors(repository):
+        return pathlib.Path(snapshot_download(repository, allow_patterns=list(_FOREIGN_FILES)))
 
 
 def _is_replaced(file: str) -> bool:

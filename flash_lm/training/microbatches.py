@@ -53,7 +53,7 @@ def fill_microbatches(
     memory_of = lambda count: _largest_of_hosts(step_memory(_with(setup, count)))
     count, memory = fewest_that_fit(rows, _USED * room / runs, memory_of)
     _log.info(
-        "train.accumulate is open: %d microbatch%s of %d sequences a device, which take %.1f of %.1f GB",
+        "train.accumulate is open: %d microbatch%s of %d sequences per device, which take %.1f of %.1f GB",
         count,
         "es" if count > 1 else "",
         rows // count,

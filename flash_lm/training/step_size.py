@@ -27,7 +27,7 @@ def size_line(plan: Plan) -> str:
     """What a step takes, in one line."""
     data, room = plan.config.data, plan.target.memory
     work = f"{plan.step_flops:.3g} FLOPs per step of {data.tokens_per_batch:,} tokens"
-    return f"memory of each device: {_memory(plan.memory)}{f' of {in_bytes(int(room))} free' if room else ''}; {work}"
+    return f"memory per device: {_memory(plan.memory)}{f' of {in_bytes(int(room))} free' if room else ''}; {work}"
 
 
 def _memory(memory: Memory) -> str:

@@ -152,6 +152,7 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path):
         load(config(write(tmp_path / "chats.jsonl", CHATS), tmp_path), chat_tokenizer(None))
 
 
+@pytest.mark.slow("trains and scores a run")
 def test_a_model_is_trained_and_scored_on_answers(tmp_path):
     """The score is that of the answers' tokens, by the model's logits, and it improves; the template goes along."""
     path = write(tmp_path / "chats.jsonl", CHATS)

@@ -297,7 +297,7 @@ def test_a_model_that_is_not_a_llama_is_not_written_as_one(keys, message, tmp_pa
 
 
 def test_a_llama_is_not_a_run(llama):
-    with pytest.raises(InputError, match=r"import_model --model="):
+    with pytest.raises(InputError, match=r"flash-lm import --model="):
         flash_lm.load(llama)
 
 

@@ -88,6 +88,7 @@ def finished(teacher, text, tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
+@pytest.mark.slow("trains a converted model in both stages")
 def test_stages_change_what_they_train(teacher, finished):
     """The transfer changes new parameters alone, and the distillation those of attention."""
     given, transferred, mixed, distilled = (
@@ -105,6 +106,7 @@ def test_stages_change_what_they_train(teacher, finished):
     assert load_model(finished / "distil").config.model.pattern == pattern_of([layer], 2, FAMILIES)
 
 
+@pytest.mark.slow("needs the run of both stages")
 def test_the_last_folder_is_a_model_that_chats(finished):
     model = flash_lm.load(finished / "distil")
     assert model.tokenizer.chat_template == CHATML and model.can_chat
@@ -112,6 +114,7 @@ def test_the_last_folder_is_a_model_that_chats(finished):
     assert model.config.train.teacher_loss == "distribution"
 
 
+@pytest.mark.slow("needs the run of both stages")
 def test_again_does_nothing_and_other_keys_are_refused(teacher, text, finished, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
     run(f"{teacher.parent}/../{teacher.parent.name}/teacher", text, finished)  # another name of the same teacher
@@ -150,6 +153,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(teacher, text, tmp_pat
     assert not made or ("nowhere" in expected and made <= {"linearise.json", "linear"})
 
 
+@pytest.mark.slow("needs the run of both stages")
 def test_a_teacher_of_several_families_is_refused(text, finished, tmp_path):
     with pytest.raises(InputError, match="has layers of several families"):
         run(finished / "distil", text, tmp_path / "new")
@@ -188,6 +192,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(teacher, text, finished, tmp_pat
         assert all(np.array_equal(x, expected[name]) for name, x in arrays(tmp_path / "run" / folder).items())
 
 
+@pytest.mark.slow("needs the run of both stages")
 def test_divergences_of_layers(teacher, finished, tmp_path):
     """Each equals the divergence of the model in which that layer alone is converted."""
     row = {

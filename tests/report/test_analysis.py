@@ -14,7 +14,7 @@ from flash_lm.report.comparison import write_comparison
 from flash_lm.report.curves import Curve, plot_curves
 from flash_lm.report.markdown import RUNS, markdown_table
 from flash_lm.report.panels import Panel, plot_panels
-from flash_lm.report.reproduction import prominent
+from flash_lm.report.reproduction import plot_quality_against_step_time
 from flash_lm.report.results import labels, newest_results, validation_curve
 from flash_lm.runs.jsonl import append_jsonl, read_jsonl, write_jsonl
 from flash_lm.runs.provenance import merge_provenance
@@ -278,8 +278,19 @@ def test_a_curve_looks_alike_in_several_figures(tmp_path, monkeypatch):
     assert drawn[2] == drawn[1] != drawn[0]
 
 
-def test_a_picture_names_the_pareto_front_and_then_the_best():
-    points = {"fast": (1, 9.0), "good": (9, 1.0), "between": (5, 5.0), "beaten": (6, 6.0), "worst": (9, 9.5)}
-    lines = [{"run": run, "microbatch_ms": ms, "perplexity": value} for run, (ms, value) in points.items()]
-    assert prominent(lines, "perplexity", 2) == {"good", "between"}
-    assert prominent(lines, "perplexity", 4) == {"good", "between", "fast", "beaten"}
+def test_a_picture_names_every_point_apart_from_the_others(tmp_path, monkeypatch):
+    """Also of points that are near to each other; read from the figure that is written."""
+    boxes = []
+
+    def keep(figure, *_, **__):
+        figure.canvas.draw()
+        texts = [text for text in figure.axes[0].texts if text.get_text()]
+        boxes.extend((text.get_text(), Text.get_window_extent(text)) for text in texts)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    points = {f"family_{i}": (100 + 3 * (i % 5), 50 + i // 5) for i in range(20)}
+    lines = [{"run": x, "family": x, "microbatch_ms": ms, "perplexity": y} for x, (ms, y) in points.items()]
+    plot_quality_against_step_time(lines, "perplexity", tmp_path / "quality.png", "title")
+    assert {name for name, _ in boxes} == points.keys()
+    overlaps = [(a, b) for i, (a, one) in enumerate(boxes) for b, other in boxes[:i] if one.overlaps(other)]
+    assert not overlaps

@@ -78,7 +78,7 @@ def test_loggers_and_on_log_get_every_line_with_samples_and_speed(config, tmp_pa
     assert [line["step"] for line in samples] == [2, 4] and samples[0]["prompt"] == "the cat"
     printed = capsys.readouterr().out
     assert f"step 2: the cat{samples[0]['text']}" in printed
-    assert "memory of each device: state " in printed and "FLOPs per step of " in printed
+    assert "memory per device: state " in printed and "FLOPs per step of " in printed
     trained = [line for line in lines if line["split"] == "train"]
     tokens = config.data.tokens_per_batch
     assert [line["tokens"] for line in trained] == [tokens, 2 * tokens, 3 * tokens, 4 * tokens]

@@ -65,7 +65,7 @@ def test_the_memory_is_that_of_the_compiled_step(experiment, caplog):
     with caplog.at_level(logging.INFO, "flash_lm"):
         filled, memory = fill_microbatches(experiment, (four + two) / 2 / 0.95)
     assert filled.config.train.accumulate == 4 and memory.total == four
-    assert "train.accumulate is open: 4 microbatches of 2 sequences a device" in caplog.text
+    assert "train.accumulate is open: 4 microbatches of 2 sequences per device" in caplog.text
     assert fill_microbatches(filled) == (filled, None)
 
 

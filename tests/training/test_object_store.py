@@ -37,6 +37,7 @@ def upload(folder: pathlib.Path, address: str) -> None:
         (to_path(address) / path.name).write_bytes(path.read_bytes())
 
 
+@pytest.mark.slow("trains, resumes and branches runs in a store")
 def test_a_run_in_an_object_store(bucket, tmp_path, monkeypatch):
     """It loses its lease, goes on, is scored, generates and is exported, as a run in a local folder."""
     write_corpus(tmp_path / "text")

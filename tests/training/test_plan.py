@@ -129,11 +129,11 @@ def test_the_lines_of_the_command(config, command, no_compiler):
     words = [x for x in override_flags(config) if "cache_dir" not in x]
     out = command("--config=quickstart", *words, "--plan=TPU v5e:4").splitlines()
     assert out[0].startswith("model        transformer_plus_plus, 1 layers x 16, ") and out[0].endswith(" parameters")
-    assert out[1] == "batch        256 tokens a step: 8 sequences x 32, in as few microbatches as fit"
+    assert out[1] == "batch        256 tokens per step: 8 sequences x 32, in as few microbatches as fit"
     assert out[2] == "run          1,000 steps, 256,000 tokens"
     assert out[4] == "devices      4 x TPU v5e; mesh: data 4 x fsdp 1 x tensor 1"
     assert out[7] == "  temporary  not known: no compiler for TPU v5e: install it with pip install libtpu"
-    assert out[8] == "  in all     at least the state, of 16.0 GB: not known whether it fits"
+    assert out[8] == "  in total   at least the state, of 16.0 GB: not known whether it fits"
     assert [line.split()[:3] for line in out[10:]] == [["at", share, "%"] for share in ("15", "30", "45")]
 
 
@@ -143,7 +143,7 @@ def test_without_a_chip_the_devices_are_those_of_this_machine(config, run, comma
     words = [x for x in override_flags(config) if "cache_dir" not in x]
     out = command("--config=quickstart", *words, "--plan")
     assert "devices      8 x cpu, of this machine; mesh: data 8" in out
-    assert "in all     5.0 MB, of 1.0 GB that are free: fits" in out
+    assert "in total   5.0 MB, of 1.0 GB that are free: fits" in out
     assert "time         no estimate: no peak rate of cpu in float32 is known" in out
 
 

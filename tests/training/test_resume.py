@@ -280,7 +280,7 @@ def test_a_new_text_is_scored_without_the_corpus_of_the_run(finished_run, tmp_pa
         ),
         ("--config.data.length=16", "cannot be changed after training, or has a separate flag"),
         ("--config.mesh.shape=1,1,1", "cannot be changed after training, or has a separate flag"),
-        ("--config.data.corpus=stdlib --config.data.path=x", "does not read data.path: add --config.data.corpus=text"),
+        ("--config.data.corpus=stdlib --config.data.path=x", "does not read data.path: leave data.corpus out"),
         ("--config.data.corpus=copy --config.data.pack=examples", "corpus copy has other tokens"),
         ("--splt=test", "unknown argument --splt=test"),
     ):

@@ -62,7 +62,7 @@ def test_a_model_that_compiles_each_length_is_not_served():
     trained = dataclasses.replace(
         trained, config=config, decode_params=DecodeParams(ModelFunction(config.model, seed=1), trained.params)
     )
-    with pytest.raises(InputError, match="compiles again for each prompt length.*use python -m flash_lm.generate"):
+    with pytest.raises(InputError, match="compiles again for each prompt length.*use flash-lm generate"):
         FillInService(trained, LIMITS, Metrics())
 
 

@@ -47,7 +47,7 @@ def test_the_commands_of_a_table_are_its_runs(name, more, tmp_path, capsys):
     table, scale = load_module(str(path)), "small" if more else "paper"
     for train, score, (run, changes) in zip(lines[::2], lines[1::2], table.get_runs(scale).items(), strict=True):
         workdir = f"--workdir={tmp_path / 'runs' / run}"
-        assert train[2:5] == ["train", f"--config=tables/{table}", workdir]
+        assert train[2:5] == ["train", f"--config=tables/{name}", workdir]
         assert score[2:] == ["evaluate", workdir, "--split=test"]
         expected = table.get_config(scale)
         apply_overrides(expected, overrides)

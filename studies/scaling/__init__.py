@@ -1,1 +1,0 @@
-"""The scaling study: plans of runs, and fits of a scaling law."""
