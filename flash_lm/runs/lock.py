@@ -1,7 +1,6 @@
 """The lock of a run's folder: only one process trains in it at a time."""
 
 import contextlib
-import fcntl
 import glob
 import logging
 import os
@@ -9,7 +8,8 @@ import pathlib
 import platform
 import threading
 from collections.abc import Callable, Iterator
-from typing import TextIO
+
+from filelock import FileLock, Timeout
 
 from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError, PassingError
@@ -66,41 +66,43 @@ def _lease(workdir: pathlib.Path) -> Iterator[tuple[str | None, Callable[[], Non
 @contextlib.contextmanager
 def _lock_file(workdir: pathlib.Path) -> Iterator[tuple[str | None, Callable[[], None]]]:
     """Locks a local folder, which is created if necessary; the system releases it when the process ends."""
-    holder, file, made, empty = None, None, False, False
     # The first host takes the lock, and tells the others who holds it.
-    if is_first():
-        made, empty = not workdir.exists(), not any(workdir.glob("*"))
-        workdir.mkdir(parents=True, exist_ok=True)
-        file = open(workdir / NAME, "a+", encoding="utf-8")  # noqa: SIM115 (closed below)
-        holder = take(file)
-    try:
-        yield holder, _nothing_to_check
-    finally:
-        # A folder without a run is left as it was.
-        if file is not None:
+    if not is_first():
+        yield None, _nothing_to_check
+        return
+    made, empty = not workdir.exists(), not any(workdir.glob("*"))
+    workdir.mkdir(parents=True, exist_ok=True)
+    with hold(workdir / NAME) as holder:
+        try:
+            yield holder, _nothing_to_check
+        finally:
+            # A folder without a run is left as it was.
             if not holder and empty and [path.name for path in workdir.iterdir()] == [NAME]:
                 (workdir / NAME).unlink()
                 if made:
                     workdir.rmdir()
-            file.close()
 
 
 def _nothing_to_check() -> None:
     """The system keeps a lock as long as the process lives."""
 
 
-def take(file: TextIO) -> str | None:
-    """Locks an open file until it is closed, and writes the holder into it; if it is locked, returns the holder."""
-    # The lock belongs to the open file, so it ends with the process; its text says who holds it.
+@contextlib.contextmanager
+def hold(path: pathlib.Path) -> Iterator[str | None]:
+    """Holds the lock of a file until the block or the process ends; yields who holds it instead, if anybody does."""
+    path.open("a").close()  # raises if it cannot be written
+    lock = FileLock(path, thread_local=False)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        return file.read().strip() or "another process"
-    except OSError as error:
-        _log.warning("%s cannot be locked (%s): make sure that no other run writes there", file.name, error.strerror)
-        return None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}\n")
-    file.flush()
-    return None
+        lock.acquire(timeout=0)
+    except Timeout:
+        # The text of the file says who.
+        yield path.read_text(encoding="utf-8").strip() or "another process"
+        return
+    except OSError as error:  # of a disk that has no locks
+        _log.warning("%s cannot be locked (%s): make sure that no other run writes there", path, error.strerror)
+        yield None
+        return
+    with lock:
+        path.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        lock.release()  # `with` holds it, too
+        yield None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from flash_lm.errors import InputError, NonfiniteError, Stopped
 from flash_lm.runs.jsonl import Line, read_jsonl, read_lines, write_jsonl
-from flash_lm.runs.lock import take
+from flash_lm.runs.lock import hold
 from flash_lm.runs.provenance import config_hash
 from flash_lm.runs.run_folder import run_hash
 
@@ -246,8 +246,8 @@ def try_lock(path: pathlib.Path) -> Iterator[bool]:
         path: path of the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+", encoding="utf-8") as file:
-        yield take(file) is None
+    with hold(path) as holder:
+        yield holder is None
 
 
 def _job_id(job: Job) -> str:
