@@ -23,6 +23,7 @@ SUMMARY, VERDICTS = f"{_QUALITY}/summary.jsonl", f"{_QUALITY}/verdicts.jsonl"
 TIMES, TUNED = f"{_QUALITY}/step_times.jsonl", f"{_QUALITY}/tuning/best.jsonl"
 FIRST_SUMMARY = f"{_QUALITY}/as_init/summary.jsonl"
 GPU, CHECKS = "benchmarks/gpu/results/step_time/steps.jsonl", "studies/controls/results/checks.jsonl"
+CONTROLS = "studies/controls/results/summary.jsonl"
 CLAIMS = "studies/claims/results/verdicts.jsonl"
 PART = "rows_of_512"
 FLASH, FIRST_FLASH, QUAD, SOFTMAX, LINEAR = (
@@ -153,9 +154,24 @@ def _flash_figures(results: Results) -> Figures:
     return {
         "flash_tokens": describe_verdict(results, Hypothesis(1, PART, FLASH, "no worse", SOFTMAX)),
         "flash_time": describe_verdict(results, Hypothesis(2, PART, FLASH, "better", SOFTMAX, at_equal_time=True)),
+        **_control_figures(results),
         "gpu_slower": _link(f"{ours['median_ms'] / fused['median_ms']:.2f}", GPU),
         "gpu_size": _size(fused["params"]),
         "gpu_ratio": f"{statistics.geometric_mean(ratios_on_gpu(results).values()):.3f}",
+    }
+
+
+def _control_figures(results: Results) -> Figures:
+    """Returns perplexities of Transformer++ tuned at the full budget, and of the models of the study."""
+    full = {"part": PART, "length": 512, "share": 1.0, "slice": None}
+    tuned = results.single_line(CONTROLS, run=SOFTMAX, **full)
+    of_study = lambda run: _link(f"{results.single_line(SUMMARY, run=run, **full)['perplexity']:.1f}", SUMMARY)
+    return {
+        "control_rate": f"{tuned['rate']:g}",
+        "control_softmax": _link(f"{tuned['perplexity']:.1f}", CONTROLS),
+        "control_seeds": NUMBERS[tuned["seeds"]],
+        "study_softmax": of_study(SOFTMAX),
+        "study_flash": of_study(FLASH),
     }
 
 

@@ -78,7 +78,7 @@ def plot_curves(
         for panel, key in zip(grid.flat, keys, strict=True):
             for i, (name, curve) in enumerate(curves.items()):
                 x, y, low, high = zip(*curve.points(key, quality), strict=True)
-                final = sum(result[quality] for result in curve.results) / len(curve.results)
+                final = _final(curve, quality)
                 look = style(i) | ({} if output.on_paper else {"markersize": 4})
                 panel.plot(x, y, label=f"{name}: {end.format(final)}", **look)
                 if len(curve.lines) > 1:
@@ -91,13 +91,21 @@ def plot_curves(
             panel.yaxis.set_minor_formatter(tick)
         for panel in grid[:, 0]:
             panel.set_ylabel(label + _scored_on(curves))
-        # One legend with the final results, below the panels, where it has room for any number of names.
+        # One legend with the final results, the best first, below the panels: there is room for any number of names.
         splits = " and ".join(dict.fromkeys(result["split"] for curve in curves.values() for result in curve.results))
-        named = grid.flat[0].get_legend_handles_labels()
+        handles, texts = grid.flat[0].get_legend_handles_labels()
+        named = zip(curves.values(), handles, texts, strict=True)
+        ranked = sorted(named, key=lambda x: _final(x[0], quality))
+        _, *named = zip(*(ranked if quality == "perplexity" else ranked[::-1]), strict=True)
         heading = f"name: {quality} on the full {splits} split" + _seeds(curves)
         figure.legend(*named, loc="outside lower center", frameon=False, ncols=columns, title=heading)
         if not output.on_paper:
             figure.suptitle(title)
+
+
+def _final(curve: Curve, quality: str) -> float:
+    """The result of a curve: the mean over its runs."""
+    return sum(result[quality] for result in curve.results) / len(curve.results)
 
 
 def _x_label(key: str, curves: Mapping[str, Curve]) -> str:

@@ -92,6 +92,7 @@ def summarize(lines: Sequence[Line], times: Sequence[Line]) -> list[Line]:
                 "step_ms": step["microbatch_ms"],
                 "minutes": first["step"] * step["microbatch_ms"] / 60_000,
                 "flops": first["step"] * step["model_flops"],
+                **({"timed_on": step["device"]} if "device" in step else {}),
             }
         summaries.append(line)
     # Models whose seeds all failed have a line without scores.
@@ -199,7 +200,7 @@ def plot_study(lines: Sequence[Line], out: pathlib.Path) -> None:
 
 
 def _against_time(lines: list[Line]) -> Panel:
-    return _panel(lines, "minutes", "minutes of training, steps timed side by side")
+    return _panel(lines, "minutes", f"minutes of training, steps timed side by side{_hardware(lines)}")
 
 
 def _against_flops(lines: list[Line]) -> Panel:
@@ -208,7 +209,13 @@ def _against_flops(lines: list[Line]) -> Panel:
 
 
 def _against_step(lines: list[Line]) -> Panel:
-    return _panel(lines, "step_ms", "ms per step, median, timed side by side")
+    return _panel(lines, "step_ms", f"ms per step, median, timed side by side{_hardware(lines)}")
+
+
+def _hardware(lines: list[Line]) -> str:
+    """The devices that the steps were timed on, on a line of their own."""
+    devices = dict.fromkeys(line["timed_on"] for line in lines if "timed_on" in line)
+    return "\n" + " and ".join(devices) if devices else ""
 
 
 def _against_position(lines: list[Line]) -> Panel:
