@@ -1,5 +1,6 @@
 """Metrics replayed into a tracker, whose package is replaced by a recorder."""
 
+import shutil
 import sys
 import types
 
@@ -74,6 +75,12 @@ def test_what_was_sent_is_not_sent_again(tracker, runs):
     track.main([runs[0], "--to=trackio"])
     assert [run["steps"].keys() for run in tracker.runs] == [{10, 20}, set(), {30}]
     assert len({*tracker.identities}) == 1
+    # In another place it is still this run; in another project it is all new.
+    shutil.move(runs[0], f"{runs[0]}_moved")
+    track.main([f"{runs[0]}_moved", "--to=trackio"])
+    assert len({*tracker.identities}) == 1 and not tracker.runs[-1]["steps"]
+    track.main([f"{runs[0]}_moved", "--to=trackio", "--project=other"])
+    assert tracker.runs[-1]["steps"].keys() == {10, 20, 30}
 
 
 @pytest.mark.parametrize(

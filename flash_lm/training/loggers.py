@@ -15,6 +15,8 @@ from flash_lm.errors import InputError, first_line, missing_package
 from flash_lm.runs.json_file import load_json
 
 _log = logging.getLogger(__name__)
+TRACKERS = ("trackio", "wandb")
+TRACKER_FILES = tuple(f"{name}.json" for name in TRACKERS)  # of the run's folder
 OnLog = Callable[[int, str, Mapping[str, Any]], None]  # called with step, split and values
 
 
@@ -96,7 +98,8 @@ class TensorBoard(Logger):
 class Tracker(Logger):
     """Sends lines to Weights & Biases or Trackio, whose packages have the same three functions.
 
-    A file in the run's folder has the last step that was sent, by split: a resumed run or a replay sends no line twice.
+    A file in the run's folder has the run's name there and the last step that was sent, by split: a resumed run or a
+    replay sends no line twice, wherever the folder is by then.
     """
 
     def __init__(self, name: str, run: LoggedRun):
@@ -107,10 +110,14 @@ class Tracker(Logger):
         """
         self._package = import_tracker(name)
         self._file = run.folder / f"{name}.json"
-        self._sent: dict[str, int] = load_json(self._file)["sent"] if self._file.exists() else {}
+        known = load_json(self._file) if self._file.exists() else {}
+        if known.get("project") != run.project:
+            known = {"project": run.project, "name": run.name, "id": run.identity, "sent": {}}
+        self._known, self._sent = known, known["sent"]
         self._pending: tuple[int, dict[str, Any]] | None = None
         # Trackio knows a run by its name, wandb by its id.
-        who = {"name": f"{run.name}-{run.identity}"} if name == "trackio" else {"name": run.name, "id": run.identity}
+        label, identity = known["name"], known["id"]
+        who = {"name": f"{label}-{identity}"} if name == "trackio" else {"name": label, "id": identity}
         self._package.init(project=run.project, config=dict(run.config), resume="allow", **who)
 
     def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
@@ -129,7 +136,7 @@ class Tracker(Logger):
             step, values = self._pending
             self._package.log(values, step=step)
             self._pending = None
-            self._file.write_text(json.dumps({"sent": self._sent}) + "\n", encoding="utf-8")
+            self._file.write_text(json.dumps(self._known) + "\n", encoding="utf-8")
 
     def close(self) -> None:
         """Sends the rest, and ends the run there."""
@@ -226,7 +233,6 @@ def replay(lines: Iterable[Mapping[str, Any]], logger: Logger) -> None:
     logger.close()
 
 
-TRACKERS = ("trackio", "wandb")
 register_logger("tensorboard", TensorBoard)
 for _name in TRACKERS:
     register_logger(_name, functools.partial(Tracker, _name))

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from flash_lm.runs.hosts import is_first
 from flash_lm.runs.jsonl import read_lines, write_jsonl
 from flash_lm.runs.local_copy import GrowingFiles
-from flash_lm.training.loggers import Logger
+from flash_lm.training.loggers import TRACKER_FILES, Logger
 
 # Keys of timings and of memory; all others are bit for bit the same when a run is repeated.
 _FILE = "metrics.jsonl"
@@ -55,7 +55,7 @@ class MetricsWriter:
         """
         # metrics.jsonl; lines after the checkpoint will be written again.
         first = is_first()
-        self._files = GrowingFiles(workdir, (_FILE,) if first else ())
+        self._files = GrowingFiles(workdir, (_FILE, *TRACKER_FILES) if first else ())
         self._path, self._name, self._check_lock = self._files.folder / _FILE, name, check_lock
         path = self._path
         if first:
