@@ -3,6 +3,7 @@
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
+from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
 from flash_lm.report.figure import SCREEN, Output, new_figure, style
@@ -10,7 +11,7 @@ from flash_lm.runs.jsonl import Line
 
 # key of a validation line -> its label
 _AXES = {
-    "step": "steps",
+    "step": "training steps",
     "train_seconds": "training time, s (without compilation, evaluation and saving)",
     "rated_seconds": "training time, s (steps timed side by side)",
     "flops": "FLOPs of training",
@@ -43,8 +44,8 @@ class Curve(NamedTuple):
     def points(self, x: str, y: str) -> list[tuple[float, float, float, float]]:
         """Where each run has them: x (the mean over runs), the mean of y, its lowest and its highest value."""
         rows = list(zip(*self.lines, strict=False))
-        mean = lambda row, key: sum(line[key] for line in row) / len(row)
-        return [(mean(row, x), mean(row, y), min(z[y] for z in row), max(z[y] for z in row)) for row in rows]
+        of = lambda row, key: [line[key] for line in row]
+        return [(fmean(of(row, x)), _mean(of(row, y), y), min(of(row, y)), max(of(row, y))) for row in rows]
 
 
 def plot_curves(
@@ -105,7 +106,12 @@ def plot_curves(
 
 def _final(curve: Curve, quality: str) -> float:
     """The result of a curve: the mean over its runs."""
-    return sum(result[quality] for result in curve.results) / len(curve.results)
+    return _mean([result[quality] for result in curve.results], quality)
+
+
+def _mean(values: Sequence[float], quality: str) -> float:
+    """The mean over seeds: of perplexities the geometric one, that of the mean loss."""
+    return geometric_mean(values) if quality == "perplexity" else fmean(values)
 
 
 def _x_label(key: str, curves: Mapping[str, Curve]) -> str:
