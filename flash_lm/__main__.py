@@ -1,6 +1,7 @@
 """flash-lm COMMAND …, or python -m flash_lm COMMAND …: the table of commands, and the way to each."""
 
 import argparse
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ def main() -> None:
     elif word in ("--version", "-V"):
         print(f"flash_lm {_version()}")
     elif word == "--completion":
-        print(_completion(sys.argv[2:]))
+        with contextlib.suppress(BrokenPipeError):
+            print(_completion(sys.argv[2:]), flush=True)
     elif word in ("-h", "--help"):
         print(_usage())
     else:

@@ -9,6 +9,7 @@ from flash_lm.cli.figure_flags import add_figure_flags, figure_output
 from flash_lm.cli.flags import add_cache_flag, add_plugins_flag, set_cache, use_plugins
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, positive
+from flash_lm.config.addresses import is_remote
 from flash_lm.errors import InputError
 from flash_lm.report.figure import Output
 from flash_lm.runs.run_name import RunName
@@ -93,7 +94,13 @@ def _compare(names: Mapping[str, RunName], split: str, arguments: argparse.Names
 
 
 def _beside(names: Sequence[RunName]) -> pathlib.Path:
-    """The folder `comparison` in the folder that all runs are in."""
+    """The folder `comparison` in the folder that all runs are in.
+
+    Raises:
+        InputError: a run is in a bucket, or they share no folder.
+    """
+    if any(is_remote(name.workdir) for name in names):
+        raise InputError("some of the runs are in a bucket: give --out=FOLDER for the comparison")
     return pathlib.Path(os.path.commonpath([os.path.abspath(name.workdir.parent) for name in names])) / "comparison"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from flash_lm.cli.flags import add_cache_flag, set_cache
 from flash_lm.cli.run import run
 from flash_lm.cli.types import local_path, parse_integers, positive
-from flash_lm.errors import Stopped
+from flash_lm.errors import InputError, Stopped
 
 FAMILIES = ("transformer_plus_plus", "flash_quad", "flash")
 _TOKENS = 8192  # of a step whose time is measured: the longest sequence
@@ -46,6 +46,8 @@ def main(argv: list[str]) -> None:
     from flash_lm.training.interrupt import stop_on_signal
 
     lengths = parse_integers(arguments.lengths, "--lengths")
+    if wrong := [length for length in lengths if _TOKENS % length]:
+        raise InputError(f"--lengths={wrong[0]} must divide {_TOKENS}, such as 512 or 1024")
     set_cache(arguments)
     config = load_config("quickstart", [f"--config.train.steps={arguments.steps}"])
     with stop_on_signal() as should_stop:

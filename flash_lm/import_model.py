@@ -14,7 +14,7 @@ def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
     parser = argparse.ArgumentParser(prog="flash-lm import", description=main.__doc__)
     files = "a folder with config.json and *.safetensors or pytorch_model.bin, or a file: .gguf, or RWKV-4's .pth; "
-    parser.add_argument("--model", required=True, help=files + "or hub:OWNER/NAME, which is downloaded")
+    parser.add_argument("--model", required=True, help=files + "or hub:OWNER/NAME, of which safetensors are downloaded")
     parser.add_argument("--out", required=True, type=local_path, help="folder to write; must not exist yet")
     add_plugins_flag(parser)
     return parser

@@ -3,7 +3,7 @@
 import argparse
 
 from flash_lm.cli.flags import add_plugins_flag, use_plugins
-from flash_lm.cli.key_lines import find_keys, key_lines
+from flash_lm.cli.key_lines import find_keys, key_lines, nearest_key
 from flash_lm.cli.run import run
 from flash_lm.errors import InputError
 
@@ -24,7 +24,9 @@ def main(argv: list[str]) -> None:
     use_plugins(arguments)
     found = find_keys(arguments.words)
     if not found:
-        raise InputError(f"no key has {' or '.join(arguments.words)} in its name: flash-lm keys lists them all")
+        near = next(filter(None, (nearest_key(word) for word in arguments.words)), None)
+        advice = f"did you mean {near}?" if near else "flash-lm keys lists them all"
+        raise InputError(f"no key has {' or '.join(arguments.words)} in its name: {advice}")
     print("\n".join(key_lines(found)))
 
 

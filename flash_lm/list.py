@@ -5,7 +5,7 @@ import argparse
 from flash_lm.cli.flags import add_plugins_flag, use_plugins
 from flash_lm.cli.load import packaged_configs
 from flash_lm.cli.run import run
-from flash_lm.config.registry import CORPORA, FAMILIES, FORMATS, HEADS, OPTIMIZERS, TASKS, Table
+from flash_lm.config.registry import CORPORA, FAMILIES, FORMATS, HEADS, LOGGERS, OPTIMIZERS, TASKS, Table
 
 _TABLES: dict[str, Table] = {
     "families": FAMILIES,
@@ -13,6 +13,7 @@ _TABLES: dict[str, Table] = {
     "corpora": CORPORA,
     "optimizers": OPTIMIZERS,
     "heads": HEADS,
+    "loggers": LOGGERS,
     "formats": FORMATS,
 }
 

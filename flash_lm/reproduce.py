@@ -108,6 +108,7 @@ def main(argv: list[str]) -> None:
     arguments, overrides = flags().parse_known_args(argv)
     output = figure_output(arguments)
     from flash_lm.report.comparison import write_curves
+    from flash_lm.report.figure import can_draw
     from flash_lm.report.reproduction import plot_quality_against_step_time, reproduction_table
     from flash_lm.report.results import newest_results
     from flash_lm.runs.jsonl import write_jsonl
@@ -156,7 +157,8 @@ def main(argv: list[str]) -> None:
     text = f"{title}\n\n{reproduction_table(lines, table.METRIC)}"
     (arguments.out / "table.md").write_text(text + "\n", encoding="utf-8")
     write_curves(workdirs, results, arguments.out, title, step_s=step_s, output=output)
-    plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title, output)
+    if can_draw():
+        plot_quality_against_step_time(lines, table.METRIC, arguments.out / "quality.png", title, output)
     print(f"\n{text}")
     raise_stopped(should_stop)
     raise_failures(failures)

@@ -20,7 +20,7 @@ _ALL = 10**9  # more than the runs of any sweep
 
 def flags() -> argparse.ArgumentParser:
     """Returns the command's argument parser."""
-    parser = argparse.ArgumentParser(prog="flash-lm sweep", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="flash-lm sweep", description=main.__doc__, allow_abbrev=False)
     add_config_flag(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE…", help="repeat for each key")
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
     runs = resolve_workdir(runs, workdir)
     with stop_on_signal() as should_stop:
         if arguments.tune:
-            _tune(arguments, config, runs, workdir, should_stop)
+            _tune(arguments, config, runs, workdir, output, should_stop)
         else:
             _score(arguments, config, runs, workdir, output, should_stop)
 
@@ -143,13 +143,18 @@ def _score(
 
 
 def _tune(
-    arguments: argparse.Namespace, config: Any, runs: Runs, workdir: pathlib.Path, should_stop: Callable[[], bool]
+    arguments: argparse.Namespace,
+    config: Any,
+    runs: Runs,
+    workdir: pathlib.Path,
+    output: Output,
+    should_stop: Callable[[], bool],
 ) -> None:
     from flash_lm.report.tuning import write_tuning
     from flash_lm.sweeps.tuning import best_values, tune
 
     lines = tune(config, runs, arguments.tune, arguments.budget, workdir, should_stop, arguments.vmap)
-    print(f"\n{write_tuning(lines, best_values(lines), workdir)}")
+    print(f"\n{write_tuning(lines, best_values(lines), workdir, output)}")
 
 
 if __name__ == "__main__":

@@ -13,24 +13,31 @@ from flash_lm.runs.jsonl import write_jsonl
 
 
 class Recorder(types.ModuleType):
-    """Has the functions of trackers that are used; like wandb, it refuses steps that do not increase."""
+    """Has the function of trackers that is used."""
 
     def __init__(self, name):
         super().__init__(name)
         self.runs, self.identities = [], []
 
-    def init(self, *, project, name, config, resume, id=None):
+    def init(self, *, project, name, config, resume, id=None, reinit=None):
         assert resume == "allow"
         self.identities.append(id or name)
         self.runs.append({"project": project, "name": name, "config": config, "steps": {}, "open": True})
+        return RecordedRun(self.runs[-1])
+
+
+class RecordedRun:
+    """What init returns; like wandb's, it refuses steps that do not increase."""
+
+    def __init__(self, about):
+        self.about = about
 
     def log(self, values, *, step):
-        run = self.runs[-1]
-        assert run["open"] and step > max(run["steps"], default=-1)
-        run["steps"][step] = values
+        assert self.about["open"] and step > max(self.about["steps"], default=-1)
+        self.about["steps"][step] = values
 
     def finish(self):
-        self.runs[-1]["open"] = False
+        self.about["open"] = False
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from flash_lm import launch
 from flash_lm.__main__ import COMMANDS, main
 from flash_lm.cli.load import load_config
 from flash_lm.cli.words import check_flags, spell
@@ -23,6 +24,8 @@ from flash_lm.evaluate import flags
         ("--workdir runs/x", "--workdir runs/x"),
         ("--workdir=a --config.data.path b --carry", "--workdir=a --config.data.path=b --carry"),
         ("--config.data.path --carry", "--config.data.path --carry"),
+        ("--workdir=a b", "--workdir=a b"),
+        ("--split=test --rar 3 runs/x", "--split=test --rar 3 --workdir=runs/x"),
         ("--workdir=a --config.data.path=some-thing", "--workdir=a --config.data.path=some-thing"),
     ],
 )
@@ -34,6 +37,12 @@ def test_a_word_alone_is_no_run_where_the_folder_is_new():
     parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", help="a new folder")
     assert spell(parser, ["runs/x"]) == ["runs/x"]
+
+
+def test_the_words_of_a_command_that_is_started_are_its_own():
+    words = ["--restarts=3", "flash-lm", "evaluate", "runs/x", "--results=F", "--max-tokens=3"]
+    assert spell(launch.flags(), words) == words
+    check_flags(launch.flags(), words)
 
 
 def test_mistyped_flags_are_named_together():
@@ -51,6 +60,11 @@ def test_mistyped_flags_are_named_together():
     [
         ("--lr=3e-4", "did you mean --config.train.learning_rate=3e-4?"),
         ("--num_layers=3", "did you mean --config.model.num_layers=3?"),
+        ("--batch_size=32", "did you mean --config.data.tokens_per_batch=…? (in tokens"),
+        ("--seed=3", "did you mean --config.seed=3?"),
+        ("runs/x", "unknown argument runs/x: keys look like"),
+        ("--config.train.modl_dim=3", "did you mean model.model_dim?"),
+        ("--config.model.banana=3", "flash-lm keys lists the keys"),
         ("--config.batch_size=8", "did you mean data.tokens_per_batch? (in tokens: sequences times data.length)"),
         ("--config.train.max_length=8", "did you mean model.max_length?"),
         ("--config.model.chunk_sise=8", "did you mean model."),

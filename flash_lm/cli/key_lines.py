@@ -6,6 +6,7 @@ from flash_lm.config.experiment import Config
 from flash_lm.config.keys import SECTIONS, Key, key_names, keys
 from flash_lm.config.registry import CORPORA, FAMILIES, HEADS, OPTIMIZERS, TASKS
 from flash_lm.config.renamed_keys import FOREIGN
+from flash_lm.errors import nearest
 
 _LONGEST = 60  # characters of a default
 
@@ -36,6 +37,11 @@ def find_keys(words: Sequence[str]) -> list[Key]:
     """The keys whose names contain one of the words, or have it as a synonym such as lr; all, if there is no word."""
     named = {FOREIGN[word] for word in words if word in FOREIGN}
     return [one for one in keys(Config) if not words or one.name in named or any(word in one.name for word in words)]
+
+
+def nearest_key(word: str) -> str | None:
+    """The key or synonym whose last part is most like a word; None: none is like it."""
+    return nearest(word, [*(one.name.rpartition(".")[2] for one in keys(Config)), *FOREIGN])
 
 
 def key_lines(found: Iterable[Key]) -> list[str]:

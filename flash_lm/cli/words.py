@@ -18,7 +18,16 @@ def spell(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
     >>> spell(parser, ["runs/mine", "--max-tokens=60", "--config.data.path", "books"])
     ['--workdir=runs/mine', '--max_tokens=60', '--config.data.path=books']
     """
-    return _name_run(parser, _join_overrides([_underscored(parser, word) for word in words]))
+    words, others = _split_off(parser, words)
+    return _name_run(parser, _join_overrides([_underscored(parser, word) for word in words])) + others
+
+
+def _split_off(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The parser's own words, and those of a command that it starts, if it does: from its first bare word on."""
+    starts_another = any(action.nargs == argparse.REMAINDER for action in parser._actions)
+    first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
+    end = first if starts_another else len(words)
+    return list(words[:end]), list(words[end:])
 
 
 def _underscored(parser: argparse.ArgumentParser, word: str) -> str:
@@ -43,14 +52,16 @@ def _name_run(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
     """Puts --workdir= before a run that stands alone, where the flag names an existing run."""
     flags = parser._option_string_actions
     named = flags.get("--workdir")
-    if named is None or not str(named.metavar).startswith("RUN"):
+    is_named = any(word.partition("=")[0] == "--workdir" for word in words)
+    if named is None or not str(named.metavar).startswith("RUN") or is_named:
         return words
     # A word after a flag that takes a value, and has none yet, is that value.
     is_value = False
     for i, word in enumerate(words):
         if not word.startswith("-") and not is_value:
             return [*words[:i], f"--workdir={word}", *words[i + 1 :]]
-        is_value = word in flags and flags[word].nargs is None
+        meant = [flag for flag in flags if word.startswith("--") and flag.startswith(word)]
+        is_value = bool(meant) and flags[meant[0]].nargs is None
     return words
 
 
@@ -66,7 +77,7 @@ def check_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """
     known = [flag.removeprefix("--") for flag in parser._option_string_actions if flag.startswith("--")]
     problems = []
-    for word in words:
+    for word in _split_off(parser, words)[0]:
         name, equals, value = word.removeprefix("--").partition("=")
         # The parser takes the beginning of a flag for it, too.
         is_known = any(flag.startswith(name) for flag in known) or word.startswith(_OVERRIDE) or name in FOREIGN

@@ -373,7 +373,8 @@ def unknown_key(prefix: str, name: str, known: Iterable[str]) -> str:
     meant = [full for full in names if full.endswith(f".{name}")]
     if not meant and (near := nearest(name, known)):
         meant = [prefix + near]
-    if not meant and (near := nearest(prefix + name, names)):
-        meant = [near]
+    last = {full.rpartition(".")[2]: full for full in reversed(names)}
+    if not meant and (near := nearest(name, last)):
+        meant = [last[near]]
     advice = f"did you mean {' or '.join(meant)}?" if meant else _LISTED
     return f"unknown key {prefix}{name}: {advice}"

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from flash_lm.config.experiment import open_type
 from flash_lm.config.keys import unknown_key
 from flash_lm.config.registry import CORPORA
-from flash_lm.config.renamed_keys import FOREIGN
+from flash_lm.config.renamed_keys import FOREIGN, UNITS
 from flash_lm.errors import InputError
 
 
@@ -54,7 +54,7 @@ def override(config: ConfigDict, word: str) -> str | None:
     """Applies one --config.key=value; returns what is wrong with it, if anything."""
     name, equals, text = word.partition("=")
     if not name.startswith("--config.") or not equals:
-        return _not_an_override(config, name.removeprefix("--"), equals + text)
+        return _not_an_override(config, name, equals + text)
     # Walk down to the group of the key.
     *parents, key = name.removeprefix("--config.").split(".")
     prefix, node = "", typing.cast(Any, config)
@@ -80,13 +80,19 @@ def override(config: ConfigDict, word: str) -> str | None:
     return None
 
 
-def _not_an_override(config: Any, name: str, rest: str) -> str:
+def _not_an_override(config: Any, flag: str, rest: str) -> str:
     """What is wrong with a word that is no --config.KEY=VALUE: perhaps it is one without its prefix, or its =."""
+    name = flag.removeprefix("--")
+    dashes = flag.removesuffix(name)
     if name.startswith("config."):
         return f"--{name} needs its value after =, as in --{name}=VALUE"
     if rest.startswith("=") and (ours := _key_of(config, name)):
+        if ours in UNITS and name in FOREIGN:
+            return f"unknown argument --{name}{rest}: did you mean --config.{ours}=…? ({UNITS[ours]})"
         return f"unknown argument --{name}{rest}: did you mean --config.{ours}{rest}?"
-    return f"unknown argument --{name}{rest}: keys look like --config.model.num_layers=4, other flags are in --help"
+    return (
+        f"unknown argument {dashes}{name}{rest}: keys look like --config.model.num_layers=4, other flags are in --help"
+    )
 
 
 def _key_of(config: Any, name: str) -> str | None:
@@ -96,6 +102,8 @@ def _key_of(config: Any, name: str) -> str | None:
         return name if group in config else None
     if name in FOREIGN:
         return FOREIGN[name]
+    if name in config and not isinstance(config[name], ConfigDict):
+        return name
     groups = [group for group in config if isinstance(config[group], ConfigDict)]
     return next((f"{group}.{name}" for group in groups if name in config[group]), None)
 

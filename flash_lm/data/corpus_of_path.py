@@ -54,8 +54,12 @@ def corpus_of_path(path: str) -> str:
         raise InputError(f"data.path={path} has files of several kinds, {found}: choose one with --config.data.corpus")
     if len(files) == 1:  # a file of any other name is a text
         return "text"
-    what = f"no file ends in {', '.join(endings)}" if files else "there is nothing"
-    raise InputError(f"data.path={path}: {what}: give a file, a folder or a glob")
+    if not files:
+        raise InputError(f"data.path={path}: there is nothing: give a file, a folder or a glob")
+    raise InputError(
+        f"data.path={path}: no file ends in {', '.join(endings)}: if they are texts, add --config.data.corpus=text and "
+        "give a glob, such as --config.data.path='notes/*.md'"
+    )
 
 
 def _names(path: str) -> list[str]:

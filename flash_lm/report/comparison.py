@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from flash_lm.report.curves import Curve, plot_curves
-from flash_lm.report.figure import FORMATS, SCREEN, Output
+from flash_lm.report.figure import FORMATS, SCREEN, Output, can_draw
 from flash_lm.report.markdown import LABELLED, RUNS, markdown_table
 from flash_lm.report.results import Run, labels, newest_results, validation_curve
 from flash_lm.report.seeds import compare_seeds, group_seeds, seed_table
@@ -121,6 +121,8 @@ def write_curves(
         name: Curve([curves[label] for label in alike], [scored[label] for label in alike])
         for name, alike in groups.items()
     }
+    if not can_draw():
+        return
     axes = ("step", "rated_seconds" if step_s else "train_seconds", "flops")
     plot_curves(drawn, out / "curves.png", title, axes=axes, output=output)
     if all(_on_examples(line) for line in results):

@@ -12,7 +12,7 @@ from flash_lm.runs.jsonl import Line
 from flash_lm.runs.run_folder import RunFolder
 from flash_lm.runs.run_name import RunName
 
-_SEED = re.compile(r"[,_-]?seed[=_-]?\d+$")  # of a run's name
+_SEED = re.compile(r"[,/_-]?seed[=_-]?\d+(?=@|$)")  # of a run's name
 RULE = (
     f"Ratios of perplexities, seed by seed: their geometric mean and its 95 % interval (Student's t over the seeds). "
     f"Better or worse: {SEEDS} seeds or more, and the interval is all below or all above 1."
@@ -32,13 +32,19 @@ def group_seeds(names: Mapping[str, RunName], results: Sequence[Line]) -> dict[s
         several = len({*seeds.values()}) > 1  # else no config needs to be read
         alike = RunFolder(name.workdir).config.to_dict() | {"seed": 0} if several else label
         groups.setdefault(json.dumps([alike, name.suffix], sort_keys=True), []).append(label)
-    return {_group_name(labels): labels for labels in groups.values()}
+    named: dict[str, list[str]] = {}
+    for labels in groups.values():
+        name = _group_name(labels)
+        named[name if name not in named else ", ".join(labels)] = labels
+    return named
 
 
 def _group_name(labels: Sequence[str]) -> str:
     """What the labels share without their seeds, or else all of them."""
-    without = dict.fromkeys(_SEED.sub("", label) for label in labels) if len(labels) > 1 else labels
-    return ", ".join(without)
+    if len(labels) == 1:
+        return labels[0]
+    without = dict.fromkeys(_SEED.sub("", label) for label in labels)
+    return next(iter(without)) if len(without) == 1 and all(without) else ", ".join(labels)
 
 
 def compare_seeds(results: Sequence[Line], groups: Mapping[str, Sequence[str]]) -> list[Line]:

@@ -3,7 +3,7 @@
 import math
 import pathlib
 
-from flash_lm.report.figure import can_draw, new_figure, style
+from flash_lm.report.figure import SCREEN, Output, can_draw, new_figure, style
 from flash_lm.report.markdown import Columns, markdown_table
 from flash_lm.runs.jsonl import Line, write_jsonl
 
@@ -19,13 +19,14 @@ _COLUMNS: Columns = {
 _ACROSS = 4  # panels in a row of the plot
 
 
-def write_tuning(lines: list[Line], best: list[Line], out: pathlib.Path) -> str:
+def write_tuning(lines: list[Line], best: list[Line], out: pathlib.Path, output: Output = SCREEN) -> str:
     """Writes table.md, best.jsonl and, with matplotlib, tuning.png into a folder.
 
     Args:
         lines: from `tune`, at least one.
         best: of each model, from `best_values`.
         out: the folder, which exists.
+        output: formats and width of the figure.
 
     Returns:
         The table below its title.
@@ -34,7 +35,7 @@ def write_tuning(lines: list[Line], best: list[Line], out: pathlib.Path) -> str:
     text = f"{_title(lines)}\n\n{markdown_table([_row(line, lines) for line in best], _COLUMNS)}"
     (out / "table.md").write_text(f"{text}\n", encoding="utf-8")
     if can_draw():
-        _plot(lines, best, out / "tuning.png")
+        _plot(lines, best, out / "tuning.png", output)
     return text
 
 
@@ -58,10 +59,10 @@ def _row(best: Line, lines: list[Line]) -> Line:
     return row | {"remark": "; ".join([*remarks, *([f"{failed} not finite"] * bool(failed))])}
 
 
-def _plot(lines: list[Line], best: list[Line], path: pathlib.Path) -> None:
+def _plot(lines: list[Line], best: list[Line], path: pathlib.Path, output: Output) -> None:
     """Plots a panel for each model, a curve for each round; a ring is around the best value."""
     columns = min(len(best), _ACROSS)
-    with new_figure(path, math.ceil(len(best) / columns), columns, (3.6, 3.2)) as (figure, grid):
+    with new_figure(path, math.ceil(len(best) / columns), columns, (3.6, 3.2), output) as (figure, grid):
         panels = list(grid.flat)
         for axes in panels[len(best) :]:
             axes.remove()

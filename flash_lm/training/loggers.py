@@ -1,12 +1,13 @@
 """Where the lines of a run go besides metrics.jsonl: TensorBoard, trackers, a function of the user."""
 
+import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib
 import json
 import logging
 import pathlib
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,11 +40,6 @@ class LoggedRun:
     project: str
     config: Mapping[str, Any]
     step: int
-
-    @property
-    def identity(self) -> str:
-        """Twelve hex digits that stay the same when the run is resumed."""
-        return hashlib.sha256(f"{self.workdir} {self.config.get('seed')}".encode()).hexdigest()[:12]
 
 
 class Logger:
@@ -108,17 +104,20 @@ class Tracker(Logger):
         Raises:
             InputError: the package is not installed.
         """
-        self._package = import_tracker(name)
+        package = import_tracker(name)
         self._file = run.folder / f"{name}.json"
         known = load_json(self._file) if self._file.exists() else {}
         if known.get("project") != run.project:
-            known = {"project": run.project, "name": run.name, "id": run.identity, "sent": {}}
+            known = {"project": run.project, "name": run.name, "id": secrets.token_hex(6), "sent": {}}
         self._known, self._sent = known, known["sent"]
+        self._keep()
         self._pending: tuple[int, dict[str, Any]] | None = None
         # Trackio knows a run by its name, wandb by its id.
         label, identity = known["name"], known["id"]
-        who = {"name": f"{label}-{identity}"} if name == "trackio" else {"name": label, "id": identity}
-        self._package.init(project=run.project, config=dict(run.config), resume="allow", **who)
+        who: dict[str, str] = {"name": f"{label}-{identity}"}
+        if name == "wandb":  # which may have several runs in a process
+            who = {"name": label, "id": identity, "reinit": "create_new"}
+        self._run = package.init(project=run.project, config=dict(run.config), resume="allow", **who)
 
     def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
         """Sends values as SPLIT/NAME; those of one step together, since wandb takes no earlier step again."""
@@ -134,14 +133,17 @@ class Tracker(Logger):
         """Sends the values of the last step."""
         if self._pending:
             step, values = self._pending
-            self._package.log(values, step=step)
+            self._run.log(values, step=step)
             self._pending = None
-            self._file.write_text(json.dumps(self._known) + "\n", encoding="utf-8")
+            self._keep()
 
     def close(self) -> None:
         """Sends the rest, and ends the run there."""
         self.flush()
-        self._package.finish()
+        self._run.finish()
+
+    def _keep(self) -> None:
+        self._file.write_text(json.dumps(self._known) + "\n", encoding="utf-8")
 
 
 class FunctionLogger(Logger):
@@ -172,8 +174,9 @@ class Patient(Logger):
         self._try(self._logger.flush)
 
     def close(self) -> None:
-        """Passes it on."""
-        self._try(self._logger.close)
+        """Passes it on, also after a failure: the run there is ended."""
+        with contextlib.suppress(Exception):
+            self._logger.close()
 
     def _try(self, call: Callable[[], None]) -> None:
         if self._name:

@@ -1,6 +1,7 @@
 """What a step takes, said before the first one; and what to change if it does not fit."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,11 +17,19 @@ from flash_lm.training.step_memory import Memory, program_memory
 _EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 
 
-def plan_of(setup: Setup, program: Any = None) -> Plan:
-    """The plan of a run that is about to begin on this machine; `program`: its compiled step, if there is one."""
+def plan_of(setup: Setup, program: Any = None, taken: int = 0) -> Plan:
+    """The plan of a run that is about to begin on this machine.
+
+    Args:
+        setup: of the run.
+        program: its compiled step; None: it is not compiled yet.
+        taken: bytes of each device that its state takes already, and that a step may have.
+    """
     memory = program_memory(setup, program) if program else Memory(state_bytes(setup))
-    mesh = dict(setup.mesh.shape)
-    return Plan(setup.config, this_machine(), mesh, setup.model.parameter_count(), step_flops(setup), memory)
+    mesh, target = dict(setup.mesh.shape), this_machine()
+    if target.memory is not None:
+        target = dataclasses.replace(target, memory=target.memory + taken)
+    return Plan(setup.config, target, mesh, setup.model.parameter_count(), step_flops(setup), memory)
 
 
 def size_line(plan: Plan) -> str:

@@ -98,6 +98,8 @@ def train(
         report_shared_heads(experiment.config.model, experiment.mesh)
         stack.enter_context(jax.set_mesh(experiment.mesh))
 
+        stack.enter_context(explain_out_of_memory(lambda: plan_of(experiment)))
+
         # The start. A new run makes its folder of checkpoints only when it begins, so that a refused one leaves none.
         checkpoints = stack.enter_context(open_checkpoints(run)) if run.newest is not None else None
         start = find_start(experiment, checkpoints, run)
@@ -105,7 +107,6 @@ def train(
             if is_first():
                 print(f"{workdir}: {end}")
             return True
-        stack.enter_context(explain_out_of_memory(lambda: plan_of(start.experiment)))
         start = choose_microbatches(start)
 
         # From here on the folder is written to.
@@ -209,7 +210,10 @@ class _Loop:
         writer = MetricsWriter(
             run.folder.path, step=self.step, steps=steps, check_lock=run.check_lock, open_loggers=loggers
         )
-        validate, plan = make_validation(experiment, validation_rows), plan_of(experiment, self.compiled_step.program)
+        validate, plan = (
+            make_validation(experiment, validation_rows),
+            plan_of(experiment, self.compiled_step.program, state_bytes(experiment)),
+        )
         sample = make_sampler(experiment)
         self.log = RunLog(start, validate, checkpoints, writer, implementations, plan=plan, sample=sample)
 

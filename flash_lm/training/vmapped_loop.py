@@ -21,6 +21,7 @@ from flash_lm.training.metrics import MetricsWriter
 from flash_lm.training.microbatches import fill_microbatches, record
 from flash_lm.training.resume import OpenRun, Start, find_start, open_run
 from flash_lm.training.run_log import RunLog
+from flash_lm.training.samples import make_sampler
 from flash_lm.training.setup import build_experiment
 from flash_lm.training.train_loop import (
     begin_run,
@@ -50,6 +51,11 @@ def check_vmapped(config: Config) -> None:
         raise InputError("--vmap needs a corpus that is not streamed: leave --vmap out, or set data.streaming=false")
     if config.train.teacher:
         raise InputError("--vmap trains runs without a teacher: leave --vmap out, or train.teacher open")
+    if "trackio" in config.train.log_to:
+        raise InputError(
+            "--vmap and train.log_to=trackio do not go together, because Trackio has one run in a process: send the "
+            "runs afterwards, with flash-lm track RUN… --to=trackio"
+        )
     for key, allowed in _COMPILED_BY_XLA.items():
         if (value := config.model.get(key)) not in allowed:
             raise InputError(
@@ -151,6 +157,7 @@ class _Loop:
             checkpoints, path, is_first = member.begin(stack), member.run.folder.path, not self.logs
             steps = self.config.steps
             check = member.run.check_lock
+            sample = make_sampler(member.start.experiment)
             loggers = run_loggers(member.run, member.start.experiment.config, self.step)
             writer = MetricsWriter(
                 path,
@@ -162,7 +169,9 @@ class _Loop:
                 open_loggers=loggers,
             )
             stack.enter_context(contextlib.closing(writer))
-            self.logs.append(RunLog(member.start, validate, checkpoints, writer, implementations, len(members)))
+            self.logs.append(
+                RunLog(member.start, validate, checkpoints, writer, implementations, len(members), sample=sample)
+            )
         self.messages = [start.message for start in starts]
         self.folders = [member.run.folder.path for member in members]
         self.states = self.program.stack([start.state for start in starts])

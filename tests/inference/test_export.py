@@ -111,6 +111,7 @@ def test_an_export_respects_the_umask(exported_model, tmp_path):
         write(trained, tmp_path / "out", "mit")
 
 
+@pytest.mark.slow("loads an export in another process")
 def test_three_lines(exported_model):
     trained, out = exported_model
     model, original = flash_lm.load(out), trained

@@ -71,6 +71,7 @@ def masked_model(masked_run):
     return load_model(masked_run)
 
 
+@pytest.mark.slow("loads a checkpoint on other meshes and in another dtype")
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [((1, 2, 4), "bfloat16"), pytest.param((2, 2, 2), None, marks=pytest.mark.slow("another mesh"))],

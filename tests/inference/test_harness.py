@@ -25,7 +25,10 @@ from flash_lm.runs.jsonl import read_jsonl  # noqa: E402
 from flash_lm.training.train_loop import train  # noqa: E402
 from inference.service.serving import random_model, service  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("usual_promotion")
+pytestmark = [
+    pytest.mark.usefixtures("usual_promotion"),
+    pytest.mark.slow("loads lm_eval, and compiles each kind of request"),
+]
 
 TEXTS = ["the cat sees the dog", "a", "one two three four five six seven eight nine ten " * 3, "é naïve tree"]
 

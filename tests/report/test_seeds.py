@@ -9,6 +9,7 @@ from scipy.stats import ttest_1samp
 
 from flash_lm.configs.base import get_config
 from flash_lm.report.comparison import write_comparison
+from flash_lm.report.results import labels
 from flash_lm.report.seeds import compare_seeds, group_seeds, seed_table
 from flash_lm.runs.jsonl import read_jsonl, write_jsonl
 from flash_lm.runs.run_name import run_name
@@ -74,3 +75,22 @@ def test_runs_that_differ_only_in_their_seed_share_a_curve_and_a_row(tmp_path):
     text = write_comparison(runs, "test", tmp_path / "out")
     assert "ratio to both" in text and "| better" in text
     assert [line["model"] for line in read_jsonl(tmp_path / "out" / "seeds.jsonl")] == ["both", "wide"]
+
+
+def test_groups_have_names_of_their_own(tmp_path):
+    """Also where nothing is left without the seed, or two groups would be called alike."""
+    runs = [
+        scored(tmp_path / place, seed, 9.0, model_dim=dim)
+        for place, seed, dim in (
+            ("seed0", 0, 64),
+            ("seed1", 1, 64),
+            ("a/x,seed=0", 0, 32),
+            ("a/x,seed=1", 1, 32),
+            ("b/x,seed=0", 0, 16),
+            ("b/x,seed=1", 1, 16),
+        )
+    ]
+    names = labels(runs)
+    groups = group_seeds(names, [result(label, i % 2, 1.0) for i, label in enumerate(names)])
+    assert [len(alike) for alike in groups.values()] == [2, 2, 2] and all(groups)
+    assert "seed0, seed1" in groups

@@ -154,6 +154,7 @@ def finished_run(config, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow("trains a run and resumes it")
 @pytest.mark.parametrize(
     "stop", [3, pytest.param(5, marks=pytest.mark.slow("trains another run; a stop at another step"))]
 )

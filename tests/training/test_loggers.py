@@ -175,4 +175,4 @@ def test_the_signatures_of_trackers_are_those_that_we_call():
     for name, wanted in (("wandb", common | {"id"}), ("trackio", common)):
         package = pytest.importorskip(name)
         assert wanted <= inspect.signature(package.init).parameters.keys()
-        assert "step" in inspect.signature(package.log).parameters and callable(package.finish)
+        assert "step" in inspect.signature(package.Run.log).parameters and callable(package.Run.finish)

@@ -80,6 +80,7 @@ def draw_batches(seed: int, packed: bool):
         }
 
 
+@pytest.mark.slow("trains runs in float64")
 @pytest.mark.representatives("transformer")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_members_equal_single_runs_in_every_family(family, float64):
