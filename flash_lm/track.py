@@ -27,7 +27,6 @@ def main(argv: list[str]) -> None:
     from flash_lm.report.results import labels
     from flash_lm.runs.jsonl import read_lines
     from flash_lm.runs.run_folder import RunFolder
-    from flash_lm.runs.storage import absolute
     from flash_lm.training.loggers import LoggedRun, Tracker, import_tracker, replay
 
     use_plugins(arguments)
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> None:
     for label, lines in metrics.items():
         folder = names[label].workdir
         config = fill_open_keys(RunFolder(folder).config.to_dict())
-        run = LoggedRun(folder, str(absolute(folder)), label, arguments.project, config, step=0)
+        run = LoggedRun(folder, label, arguments.project, config, step=0)
         replay(lines, Tracker(arguments.to, run))
         print(f"{names[label]}: {len(lines)} lines to project {arguments.project} of {arguments.to}, as {label}")
 

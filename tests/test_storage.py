@@ -239,7 +239,7 @@ def test_a_run_that_has_lost_its_lease_writes_nothing(bucket):
 def test_files_that_grow_are_uploaded_when_they_have_changed(bucket):
     workdir = to_path("gs://bucket/run")
     for step in (1, 2):
-        board = lambda folder, step=step: [TensorBoard(LoggedRun(folder, "run", "run", "project", {}, step - 1))]
+        board = lambda folder, step=step: [TensorBoard(LoggedRun(folder, "run", "project", {}, step - 1))]
         writer = MetricsWriter(workdir, step=step - 1, steps=3, bar=False, open_loggers=board)
         writer.write(step, "train", {"loss": 0.5})
         writer.upload()

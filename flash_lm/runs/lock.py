@@ -102,7 +102,8 @@ def hold(path: pathlib.Path) -> Iterator[str | None]:
         _log.warning("%s cannot be locked (%s): make sure that no other run writes there", path, error.strerror)
         yield None
         return
-    with lock:
+    try:
         path.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-        lock.release()  # `with` holds it, too
         yield None
+    finally:
+        lock.release()

@@ -27,7 +27,6 @@ class LoggedRun:
 
     Attributes:
         folder: its folder on this machine, for the logger's own files.
-        workdir: the run's folder, perhaps at gs://.
         name: what people call it.
         project: train.project.
         config: the config, as nested values.
@@ -35,7 +34,6 @@ class LoggedRun:
     """
 
     folder: pathlib.Path
-    workdir: str
     name: str
     project: str
     config: Mapping[str, Any]

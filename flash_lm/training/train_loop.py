@@ -18,7 +18,6 @@ from flash_lm.errors import InputError, PassingError
 from flash_lm.ops.implementations import recorded
 from flash_lm.runs.hosts import StopOfAllHosts, check_same, gather_from_hosts, is_first
 from flash_lm.runs.lost_hosts import report_lost_host
-from flash_lm.runs.storage import absolute
 from flash_lm.training.checkpoint_write import Checkpoints
 from flash_lm.training.compiled_step import CompiledStep, state_bytes
 from flash_lm.training.loggers import LoggedRun, Logger, OnLog, check_loggers, open_loggers
@@ -156,7 +155,7 @@ def run_loggers(
 ) -> Callable[[pathlib.Path], Sequence[Logger]]:
     """Makes the function that opens the loggers of a run that continues after `step`, with a folder for their files."""
     workdir = run.folder.path
-    about = {"name": workdir.name, "workdir": str(absolute(workdir)), "project": config.train.project, "step": step}
+    about = {"name": workdir.name, "project": config.train.project, "step": step}
     record = run.resolved.record.to_dict()
     return lambda folder: open_loggers(config.train.log_to, LoggedRun(folder, config=record, **about), on_log)
 
@@ -210,11 +209,8 @@ class _Loop:
         writer = MetricsWriter(
             run.folder.path, step=self.step, steps=steps, check_lock=run.check_lock, open_loggers=loggers
         )
-        validate, plan = (
-            make_validation(experiment, validation_rows),
-            plan_of(experiment, self.compiled_step.program, state_bytes(experiment)),
-        )
-        sample = make_sampler(experiment)
+        plan = plan_of(experiment, self.compiled_step.program, state_bytes(experiment))
+        validate, sample = make_validation(experiment, validation_rows), make_sampler(experiment)
         self.log = RunLog(start, validate, checkpoints, writer, implementations, plan=plan, sample=sample)
 
         # Not logged yet: the number, metrics and batch of the last step.
